@@ -1,0 +1,1 @@
+"""Run many reinforcement-learning environments at once, on one small supervised core."""

@@ -1,0 +1,1 @@
+"""Views of a fleet for other libraries."""

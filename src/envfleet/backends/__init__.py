@@ -1,0 +1,1 @@
+"""Backends: where workers live and how they are woken."""

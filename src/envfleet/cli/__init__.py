@@ -1,0 +1,1 @@
+"""The `envfleet` command, one file a command."""

@@ -1,0 +1,1 @@
+"""Supervision: deadlines, restarts, quarantine, orphan protection, stack dumps."""

@@ -80,7 +80,7 @@ class Book:
 
 def per_slot(what: str, values: Any, count: int, sequences: tuple[type, ...] = (list, tuple)) -> list[Any]:
     """One value per slot: a sequence of the right length, or the same value for all."""
-    listed = list(values) if isinstance(values, sequences) else [values] * count
+    listed: list[Any] = [*values] if isinstance(values, sequences) else [values] * count  # type: ignore[misc]
     if len(listed) != count:
         raise BadArgument(f"{what} has {len(listed)} entries for {count} slots")
     return listed

@@ -30,6 +30,7 @@ def make(
     backend: str | Backend = "auto",
     num_workers: int | None = None,
     start_method: str | None = None,
+    isolate: bool | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Callable[[Any], Any]] = (),
     on_end: str = "reset",
@@ -51,6 +52,8 @@ def make(
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
+        isolate: False lets the parent step a share of the slots of "shm" itself: faster on few cores, but an env that
+            crashes its process then ends the trainer. True forbids it. None: `auto` decides, "shm" isolates.
         env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
         wrappers: callables put around each env, innermost first.
         on_end: "reset" begins the next episode in the same step; "wait" leaves the env at its end until it is sent again.
@@ -85,7 +88,7 @@ def make(
     recipe = Recipe(
         factories, on_end, dict(columns or {}), init_timeout_s, reset_timeout_s, step_timeout_s, blas_threads, spec
     )
-    chosen, reason = _backend(backend, num_workers, start_method, recipe)
+    chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
 
 
@@ -170,7 +173,7 @@ def _init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fau
 
 
 def _backend(
-    backend: str | Backend, num_workers: int | None, start_method: str | None, recipe: Recipe
+    backend: str | Backend, num_workers: int | None, start_method: str | None, isolate: bool | None, recipe: Recipe
 ) -> tuple[Backend, str]:
     if isinstance(backend, Backend):
         return backend, "given"
@@ -196,9 +199,13 @@ def _backend(
         return AioBackend(num_workers), reason
     if not hasattr(os, "fork"):
         raise BackendMissing(backend, why="This system has no fork; use backend='thread' or 'serial'.")
-    from envfleet.backends.processes import PipeBackend, ShmBackend
+    if backend == "pipe":
+        from envfleet.backends.pipe import PipeBackend
 
-    return (PipeBackend if backend == "pipe" else ShmBackend)(num_workers, start_method), reason
+        return PipeBackend(num_workers, start_method), reason
+    from envfleet.backends.shm import ShmBackend
+
+    return ShmBackend(num_workers, start_method, isolate=isolate is not False), reason
 
 
 def _check(name: str, value: Any, choices: Sequence[str]) -> None:

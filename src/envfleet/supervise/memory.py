@@ -5,6 +5,7 @@ Nothing appears in /dev/shm, so nothing can be left there, whoever is killed.
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
 import tempfile
@@ -57,6 +58,31 @@ class Segment:
             self.map.close()
         except BufferError:
             pass  # arrays handed out with copy=False still look at it; it is unmapped when they go
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedMap:
+    """Where things are in a fleet's shared memory: rows, then (with the compiled core) doorbell, then infos."""
+
+    slab_bytes: int
+    num_workers: int
+    num_slots: int
+    exchange_bytes: int = 0  # 0: no compiled doorbell, slots travel over sockets
+    arena_bytes: int = 0  # per slot
+    spin_s: float = 0.004
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return self.slab_bytes + self.exchange_bytes + self.arena_bytes * self.num_slots
+
+    def open(self, compiled: Any, segment: Segment, me: int) -> tuple[Any, np.ndarray[Any, Any]]:
+        """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot."""
+        memory = memoryview(segment.map)[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
+        exchange = compiled.Exchange(memory, self.num_workers, self.num_slots, me, self.spin_s)
+        at = self.slab_bytes + self.exchange_bytes
+        arena = np.ndarray((self.num_slots, self.arena_bytes), np.uint8, buffer=segment.map, offset=at)
+        return exchange, arena
 
 
 class Pulse:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from envfleet.auto import decide
 from envfleet.backends.base import Backend, Loss
 from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
 from envfleet.fleet import Fleet
@@ -88,6 +89,8 @@ def make(
     recipe = Recipe(
         factories, on_end, dict(columns or {}), init_timeout_s, reset_timeout_s, step_timeout_s, blas_threads, spec
     )
+    if on_fault == "restart" and isolate is None:
+        isolate = True  # who wants failed envs restarted does not want one to end the trainer
     chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
 
@@ -129,7 +132,7 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     for slot, what in built.items():
         if not isinstance(what, dict):  # under "restart": built again when first reset
             fleet._supervisor.lost[slot] = fleet._supervisor.troubled = True
-            fleet._supervisor.faults.append(_init_fault(slot, what, backend))
+            fleet._supervisor.faults.append(init_fault(slot, what, backend))
     return fleet
 
 
@@ -141,9 +144,9 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
         # The slot a worker was in when it was lost explains more than the slots that went down with it.
         culprits = [slot for slot, what in bad.items() if not (isinstance(what, Loss) and what.slot not in (slot, -1))]
         slot = (culprits or list(bad))[0]
-        error = _init_fault(slot, bad[slot], None).error()
+        error = init_fault(slot, bad[slot], None).error()
         for other in [other for other in bad if other != slot][:3]:
-            error.add_note(f"also: {_init_fault(other, bad[other], None)}")
+            error.add_note(f"also: {init_fault(other, bad[other], None)}")
         raise error
     first = next(iter(good))
     for slot, about in good.items():
@@ -158,7 +161,8 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
     return Layout(about["observation_space"], about["action_space"], columns), about
 
 
-def _init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fault:
+def init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fault:
+    """A constructor's failure as a fault record."""
     worker = None if backend is None else int(backend.worker_of[slot])
     if isinstance(what, Loss):
         shared = what.slot not in (slot, -1)
@@ -180,7 +184,14 @@ def _backend(
     _check("backend", backend, BACKENDS)
     reason = "asked for"
     if backend == "auto":
-        backend, reason = "serial", "the default"
+        choice = decide(recipe, num_workers, isolate)
+        backend, num_workers, isolate, reason = (
+            choice.backend,
+            choice.num_workers,
+            choice.isolate,
+            f"auto: {choice.reason}",
+        )
+        start_method = start_method if backend == "shm" else None
     if start_method is not None and backend not in ("pipe", "shm"):
         raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
     if backend == "serial":

@@ -269,6 +269,9 @@ def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwar
     """One call of the env's interface off the step path: method, attribute, set, render."""
     if life.env is None:
         raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
+    if name == "__apply__":  # a function of ours over the env, e.g. the probe of backend="auto"
+        life.release()
+        return args[0](life.env)
     if name == "__set__":
         life.set_attr(*args)
         return None

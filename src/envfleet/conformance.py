@@ -143,7 +143,7 @@ def tasks_and_seeds_go_ahead(start: Start) -> None:
     with start(Tasked, 2, 2) as fleet:
         fleet.reset(seed=1, tasks=["10", 20])
         fleet.assign([1], tasks=[30], seeds=[99])
-        want, seen = {0: ["10"], 1: [20, 30]}, {0: ["10"], 1: [20]}
+        seen: dict[int, list[Any]] = {0: ["10"], 1: [20]}
         seeds: list[int] = []
         for _ in range(30):
             batch = fleet.step([0, 0])
@@ -152,7 +152,7 @@ def tasks_and_seeds_go_ahead(start: Start) -> None:
                 seen[i].append(batch.info[i]["task"])
                 if i == 1:
                     seeds.append(int(batch.seed[i]))
-        assert set(seen[0]) == set(want[0]) and seen[1][:2] == want[1] and set(seen[1][1:]) == {30}
+        assert set(seen[0]) == {"10"} and seen[1][:2] == [20, 30] and set(seen[1][1:]) == {30}
         assert seeds[1] == 99 and set(seeds[2:]) == {-1}
         fleet.assign([0, 1], tasks=[None, KEEP])
         assert [info["task"] for info in fleet.reset().info] == [-1, 30]
@@ -270,9 +270,9 @@ def closing_is_complete(start: Start) -> None:
     fleet.send([0] * 4)
     fleet.close()
     fleet.close()
-    _raises(FleetClosed, lambda: fleet.recv())
-    _raises(FleetClosed, lambda: fleet.reset())
-    _raises(FleetClosed, lambda: fleet.send([0] * 4))
+    for use, args in ((fleet.recv, ()), (fleet.reset, ()), (fleet.send, ([0] * 4,))):
+        _raises(FleetClosed, lambda use=use, args=args: use(*args))
+    del use
     del fleet
     assert leaks_since(before) == {}
     dropped = start("CartPole-v1", 2, 2)

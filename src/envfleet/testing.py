@@ -138,7 +138,7 @@ class Actions:
         from gymnasium.vector.utils import concatenate, create_empty_array
 
         drawn = [self._spaces[int(slot)].sample() for slot in slots]
-        return concatenate(self._space, drawn, create_empty_array(self._space, len(drawn)))
+        return concatenate(self._space, drawn, create_empty_array(self._space, len(drawn)))  # type: ignore[arg-type]
 
 
 def record(fleet: Fleet, num_steps: int, seed: int = 0, with_info: bool = True, at_least: int | None = None) -> Stream:

@@ -21,7 +21,7 @@ from envfleet.supervise.supervisor import Policy
 if TYPE_CHECKING:
     from envfleet.adapters.gymnasium import FleetVectorEnv
 
-BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm")
+BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm", "scripted")
 
 
 def make(
@@ -208,6 +208,10 @@ def _backend(
         from envfleet.backends.aio import AioBackend
 
         return AioBackend(num_workers), reason
+    if backend == "scripted":
+        from envfleet.backends.scripted import ScriptedBackend
+
+        return ScriptedBackend(num_workers), reason
     if not hasattr(os, "fork"):
         raise BackendMissing(backend, why="This system has no fork; use backend='thread' or 'serial'.")
     if backend == "pipe":

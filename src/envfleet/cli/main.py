@@ -111,10 +111,11 @@ def _parser() -> tuple[argparse.ArgumentParser, Any]:
     parser = argparse.ArgumentParser(
         prog="envfleet",
         description="Run many reinforcement-learning environments at once.",
-        epilog="`envfleet COMMAND --help` tells about a command. With --traceback (or ENVFLEET_DEBUG=1) an error comes "
-        "with everything known about it.",
+        epilog="`envfleet COMMAND --help` tells about a command.",
     )
     parser.add_argument("--version", action="version", version=f"envfleet {envfleet.__version__}")
+    # Taken out of the words before they are parsed, so that it may stand anywhere; declared here to be in the help.
+    parser.add_argument("--traceback", action="store_true", help="show errors in full (or set ENVFLEET_DEBUG=1)")
     return parser, parser.add_subparsers(title="commands", metavar="COMMAND")
 
 

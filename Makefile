@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt setup.py $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-learning check format bench bench-peers clean
+.PHONY: help setup demo test test-full test-learning check format docs bench bench-peers clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,11 +49,14 @@ format: $(VENV)/.dev ## let ruff write the format it wants
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: $(VENV)/.dev ## write docs/api.md anew from the docstrings
+	$(BIN)/python docs/make_api.py
+
 bench: $(VENV)/.dev ## our benchmarks: ratios within one run
-	@for file in bench/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(wildcard bench/bench_*.py); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 bench-peers: $(VENV)/.dev ## the same work on the peers that are installed, side by side
-	@for file in bench/peers_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(wildcard bench/peers_*.py) bench/side_by_side.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

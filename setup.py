@@ -12,8 +12,16 @@ def extensions() -> list[Extension]:
     except ImportError:  # an isolated build that could not get NumPy still gives a working package
         print("envfleet: no NumPy at build time, so the compiled core is left out", file=sys.stderr)
         return []
-    flags = ["-O3", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
-             "-Wno-cast-function-type", "-ffp-contract=off"]
+    flags = [
+        "-O3",
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-Wno-missing-field-initializers",
+        "-Wno-cast-function-type",
+        "-ffp-contract=off",
+    ]
     if os.environ.get("ENVFLEET_BUILD") == "debug":
         flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-UNDEBUG"]
     if os.environ.get("ENVFLEET_BUILD") == "sanitize":

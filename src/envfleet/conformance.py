@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 from collections.abc import Callable
@@ -15,9 +16,10 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.backends.base import Backend
+from envfleet.book import KEEP
 from envfleet.envs.probe import Counting, Faulty, Mixed, Tasked
 from envfleet.errors import EnvFailed, FleetClosed, ResetNeeded, SlotBusy
-from envfleet.fleet import KEEP, Fleet
+from envfleet.fleet import Fleet
 from envfleet.layout import FAULT, QUARANTINED, READY
 from envfleet.making import make
 from envfleet.testing import Actions, Held, leaks_since, record
@@ -271,7 +273,7 @@ def closing_is_complete(start: Start) -> None:
     fleet.close()
     fleet.close()
     for use, args in ((fleet.recv, ()), (fleet.reset, ()), (fleet.send, ([0] * 4,))):
-        _raises(FleetClosed, lambda use=use, args=args: use(*args))
+        _raises(FleetClosed, functools.partial(use, *args))
     del use
     del fleet
     assert leaks_since(before) == {}

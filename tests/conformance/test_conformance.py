@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core_ways import WAYS, load_backend
 
+from core_ways import WAYS, load_backend
 from envfleet.conformance import CHECKS, Start
 
 

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-import time
-from typing import Any
-
 import numpy as np
 import pytest
-from core_ways import WAYS
 
-import envfleet as ef
+from core_ways import WAYS
 from envfleet.conformance import Start
-from envfleet.envs.probe import Counting, Waiting, fail_now
-from envfleet.errors import FleetClosed
-from envfleet.testing import Held, alive, leaks_since, wait_until
 
 EVERY = pytest.mark.parametrize("way", WAYS)
 

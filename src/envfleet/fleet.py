@@ -232,6 +232,7 @@ class Fleet:
         self._give(self._all)
         finished = self._backend.wait(self.num_envs, 0.02)
         if len(finished.done) != self.num_envs or finished.failures or finished.losses:
+            self._all_step = False  # the supervisor may write commands of its own
             self._supervisor.take(finished)
             return self.recv(self._all, copy=copy)
         self._book.state[:] = IDLE

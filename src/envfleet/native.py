@@ -88,7 +88,7 @@ def make_runner(
         lives=dict(lives),
         slow=slow,
         on_end_reset=next(iter(lives.values())).on_end == "reset" if lives else True,
-        has_columns=bool(slab.layout.columns),
+        has_columns=bool(slab.layout.columns) or slab.has_mail,  # Python writes these
         pulse=pulse,
         arena=arena,
         pickle=pickle.dumps if arena is not None else None,

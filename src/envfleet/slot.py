@@ -325,23 +325,25 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
     Returns False when the calls failed (the row is then a FAULT row) or were given up.
     """
     life.phase = phase
+    result: Any = None
     try:
-        phase, function, args, kwargs = next(calls)
         while True:
+            # Around the generator only: a StopIteration of the env (its data ran out) is a failure like any other.
+            try:
+                phase, function, args, kwargs = calls.send(result)
+            except StopIteration:
+                return True
             life.phase = phase
             enter(life.slot, phase)
             result = function(*args, **kwargs)
             if life.abandoned:
                 return False
-            phase, function, args, kwargs = calls.send(result)
-    except StopIteration:
-        return True
-    except (Exception, SystemExit) as error:
-        life.fail(error)
-        return False
-    except BaseException as error:  # KeyboardInterrupt: the slot's env is in an unknown state, the caller decides
+    except KeyboardInterrupt as error:  # the slot's env is in an unknown state, the caller decides
         life.fail(error)
         raise
+    except BaseException as error:
+        life.fail(error)
+        return False
     finally:
         life.phase = "idle"
         enter(-1, "idle")

@@ -188,15 +188,17 @@ class Fleet:
         """Until `need` of `wanted` are done. Everything that can go wrong on the way is the supervisor's."""
         backend, supervisor, state = self._backend, self._supervisor, self._book.state
         deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
+        looked = False
         while True:
             missing = need - int(np.count_nonzero(state[wanted] == DONE))
             if missing <= 0:
                 return
             left = deadline - backend.now()
-            if left < 0:
+            if left < 0 and looked:
                 raise RecvTimeout(wanted[state[wanted] == OUT].tolist(), timeout_s or 0.0)
+            looked = True  # once at least: timeout_s=0 asks for what is there
             supervisor.rebuild_due()
-            finished = backend.wait(missing, min(left, supervisor.next_look_s()))
+            finished = backend.wait(missing, min(max(left, 0.0), supervisor.next_look_s()))
             if finished:
                 supervisor.take(finished)
                 supervisor.look()
@@ -216,7 +218,13 @@ class Fleet:
 
     def step(self, actions: Any, copy: bool = True) -> Batch:
         """Step all slots: `send` and `recv` of all."""
-        if not self._smooth or self._supervisor.troubled or self._book.has_late or self._closed:
+        if (
+            not self._smooth
+            or self._supervisor.troubled
+            or self._book.has_late
+            or self._closed
+            or os.getpid() != self.plan.pid
+        ):
             self.send(actions)
             return self.recv(self._all, copy=copy)
         # The same as above without the checks that cannot fail here: every slot is the caller's and has an episode.
@@ -406,6 +414,8 @@ class Fleet:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise FleetClosed
+        if os.getpid() != self.plan.pid:
+            raise FleetClosed("a fleet of the process this one was forked from")
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()

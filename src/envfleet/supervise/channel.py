@@ -6,6 +6,7 @@ waiting to be read, the parent reads first. Two full buffers therefore cannot lo
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -72,6 +73,8 @@ class Channel:
         _, fds, _, _ = socket.recv_fds(self.sock, 1, count)
         if len(fds) != count:
             raise Closed
+        for fd in fds:
+            os.set_inheritable(fd, False)  # what an env starts must not keep our sockets and memory open
         return list(fds)
 
     def close(self) -> None:

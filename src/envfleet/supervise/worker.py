@@ -49,6 +49,8 @@ UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
 def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
     """The worker's life: serve until the parent says close or is gone."""
     die_with(keeper_pid)
+    for fd in (sock_fd, pulse_fd, stack_fd):
+        os.set_inheritable(fd, False)  # a child of the env that outlives us must not hide our end from the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it tells us what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)

@@ -131,8 +131,8 @@ class Fleet:
     def _give(self, slots: Slots) -> None:
         try:
             self._backend.submit(slots)
-        except KeyboardInterrupt:
-            # An env was interrupted in this very thread: its slots are rebuilt at the next reset.
+        except BaseException:
+            # An env was interrupted in this very thread, or its worker cannot be started: rebuilt at the next reset.
             self._supervisor.lost[slots] = self._supervisor.troubled = True
             self._book.state[slots] = IDLE
             raise
@@ -141,16 +141,16 @@ class Fleet:
         """Slots that are quarantined come back at once; lost ones are rebuilt, and say so in their row."""
         supervisor, state = self._supervisor, self._book.state
         quarantined = supervisor.quarantined[slots]
+        sent = slots[~quarantined]
+        lost = sent[supervisor.lost[sent]].tolist()
+        if command == STEP:
+            for slot in lost:
+                supervisor.sent_lost(slot)  # may raise: before any slot changes hands
         for slot in slots[quarantined].tolist():
             supervisor.quarantine_row(slot)
             state[slot] = DONE
-        slots = slots[~quarantined]
-        lost = slots[supervisor.lost[slots]].tolist()
-        if command == STEP:
-            for slot in lost:
-                supervisor.sent_lost(slot)
         supervisor.prepare_rebuild(lost)
-        return slots
+        return sent
 
     def recv(
         self,
@@ -194,7 +194,7 @@ class Fleet:
             if missing <= 0:
                 return
             left = deadline - backend.now()
-            if left < 0 and looked:
+            if left <= 0 and looked:
                 raise RecvTimeout(wanted[state[wanted] == OUT].tolist(), timeout_s or 0.0)
             looked = True  # once at least: timeout_s=0 asks for what is there
             supervisor.rebuild_due()
@@ -345,7 +345,8 @@ class Fleet:
             args = [args[i] for i in order]
         self._backend.call(chosen.tolist(), phase, name, args, kwargs, each)
         results: dict[int, Any] = {}
-        supervisor = self._supervisor
+        supervisor, lost = self._supervisor, None
+        # To the last answer, also when one slot's worker is lost: an answer left behind would pass for the next call's.
         while len(results) < len(chosen):
             results.update(self._backend.replies(supervisor.next_look_s()))
             before = len(supervisor.faults)
@@ -355,7 +356,10 @@ class Fleet:
             supervisor.look(force=True)
             for fault in supervisor.faults[before:]:
                 if fault.slot in chosen and fault.slot not in results:
-                    raise fault.error()
+                    results[fault.slot] = None
+                    lost = fault if lost is None or lost.shared_with is not None else lost
+        if lost is not None:
+            raise lost.error()
         for slot in chosen.tolist():
             if isinstance(results[slot], Failure):
                 failure = results[slot]

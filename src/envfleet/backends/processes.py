@@ -101,7 +101,8 @@ class ProcessBackend(Backend):
     def _launch(self, worker: WorkerHandle, build: bool) -> None:
         assert self._keeper is not None
         ours, theirs = pair()
-        self.pulses[worker.index].enter(-1, "idle")
+        # The deadline begins now: starting the process and loading the factory may hang as a constructor may.
+        self.pulses[worker.index].enter(worker.slots[0], "init")
         os.ftruncate(worker.stack_fd, 0)
         try:
             fds = [theirs.fileno(), self._pulse_segment.fd, worker.stack_fd]

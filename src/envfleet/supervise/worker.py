@@ -114,6 +114,7 @@ class Worker:
                 continue  # restarted worker: each env is built when its slot is sent
             drive(life, life.build(), self.pulse.enter)
             self._reply("built", slot, life.failure or self._described(life))
+        self.pulse.enter(-1, "idle")
 
     def _described(self, life: SlotLife) -> Any:
         try:

@@ -147,8 +147,7 @@ static int failed(Runner *runner, Py_ssize_t slot, PyObject *phase) {
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     if (trace) PyException_SetTraceback(value, trace);
-    int fatal = !PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
-                !PyErr_GivenExceptionMatches(type, PyExc_SystemExit);
+    int fatal = PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt);
     PyObject *done = PyObject_CallMethodObjArgs(runner->slots[slot].life, str_fail_in, value, phase, NULL);
     Py_XDECREF(done);
     runner->slots[slot].has_info = 0;
@@ -196,8 +195,9 @@ static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
         Py_DECREF(done);
         return 0;
     }
-    int kept = write_obs(runner, slot, PyTuple_GET_ITEM(result, 0), 0);
-    if (kept == 0) kept = keep_info(runner, slot, PyTuple_GET_ITEM(result, 1), 0);
+    // The observation last: if the info is bad, the row still holds the last good one.
+    int kept = keep_info(runner, slot, PyTuple_GET_ITEM(result, 1), 0);
+    if (kept >= 0 && write_obs(runner, slot, PyTuple_GET_ITEM(result, 0), 0) < 0) kept = -1;
     Py_DECREF(result);
     if (kept < 0) return -1;
     *side |= kept;
@@ -275,11 +275,11 @@ int runner_advance(Runner *runner, Py_ssize_t slot) {
     int ended = terminated || truncated, next = ended && runner->on_end_reset;
     PyObject *obs = PyTuple_GET_ITEM(result, 0), *phase = str_step;
     int bad = ended && write_obs(runner, slot, obs, 1) < 0;
-    if (!bad && !next) bad = write_obs(runner, slot, obs, 0) < 0;
     if (!bad) {
         side = keep_info(runner, slot, PyTuple_GET_ITEM(result, 4), next);
         bad = side < 0;
     }
+    if (!bad && !next) bad = write_obs(runner, slot, obs, 0) < 0;
     if (!bad && next) {
         phase = str_reset;
         bad = begin_episode(runner, slot, &side) < 0;

@@ -7,7 +7,7 @@ pool. A stuck coroutine is cancelled, a stuck thread abandoned; either way the s
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import inspect
 import threading
 import time
@@ -26,7 +26,6 @@ from envfleet.slab import Slots
 from envfleet.slot import Calls, SlotLife, drive
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
-from envfleet.supervise.worker import call_life
 
 
 class AioBackend(LocalBackend):
@@ -90,24 +89,28 @@ class AioBackend(LocalBackend):
     async def _drive(self, life: SlotLife, calls: Calls) -> None:
         """The asyncio twin of `slot.drive`: the same calls, awaited where they can be."""
         enter = self.pulses[life.slot].enter
+        result: Any = None
         try:
-            phase, function, args, kwargs = next(calls)
-            while True:
+            while not life.abandoned:
+                try:
+                    phase, function, args, kwargs = calls.send(result)
+                except StopIteration:
+                    return
                 life.phase = phase
                 enter(life.slot, phase)
                 if inspect.iscoroutinefunction(function):
                     result = await function(*args, **kwargs)
                 else:
-                    result = await self._loop.run_in_executor(self._pool, functools.partial(function, *args, **kwargs))
+                    result, error = await self._loop.run_in_executor(self._pool, _outcome, function, args, kwargs)
+                    if error is not None:
+                        life.fail(error)
+                        return
                     if inspect.isawaitable(result):
                         result = await result
-                if life.abandoned:
-                    return
-                phase, function, args, kwargs = calls.send(result)
-        except StopIteration:
-            pass
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             life.fail(error)
+            if life.abandoned:
+                raise  # cancelled because it was stuck
         finally:
             life.phase = "idle"
             enter(-1, "idle")
@@ -125,7 +128,9 @@ class AioBackend(LocalBackend):
             self._spawn(awaited)
 
     def _advance_ordinary(self, life: SlotLife) -> None:
-        drive(life, life.advance(), self.pulses[life.slot].enter)
+        # No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already.
+        with contextlib.suppress(KeyboardInterrupt):
+            drive(life, life.advance(), self.pulses[life.slot].enter)
         self._report(life)
 
     def wait(self, at_least: int, timeout_s: float) -> Finished:
@@ -144,10 +149,12 @@ class AioBackend(LocalBackend):
         pulse = self.pulses[slot]
         try:
             pulse.enter(slot, phase)
-            answer = await self._loop.run_in_executor(self._pool, call_life, life, phase, name, args, kwargs)
+            answer = await self._loop.run_in_executor(self._pool, self._call_now, slot, phase, name, args, kwargs)
             if inspect.isawaitable(answer):
                 answer = await answer
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if life.abandoned:
+                raise
             answer = Failure.of(error, phase)
         pulse.enter(-1, "idle")
         if not life.abandoned:
@@ -176,7 +183,7 @@ class AioBackend(LocalBackend):
         self.pulses[worker] = Pulse.local(1)[0]
         if task is not None:
             self._loop.call_soon_threadsafe(task.cancel)
-        if life.env is not None and not _is_async(life.env):
+        if life.env is None or not _is_async(life.env):
             self._stuck.append((worker, phase))
             self._pool.grow()
         return stack
@@ -220,6 +227,14 @@ class AioBackend(LocalBackend):
             except (Exception, SystemExit) as error:
                 problems.append((life.slot, Failure.of(error, "close")))
             self.pulses[life.slot].enter(-1, "idle")
+
+
+def _outcome(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    """A call's result or error as a value: futures cannot carry every exception (StopIteration, KeyboardInterrupt)."""
+    try:
+        return function(*args, **kwargs), None
+    except BaseException as error:
+        return None, error
 
 
 def _is_async(env: Any) -> bool:

@@ -6,6 +6,7 @@ thread, and `close()` names what is still stuck.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from envfleet.backends.local import Described, LocalBackend
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
-from envfleet.slot import SlotLife, drive
+from envfleet.slot import Calls, SlotLife, drive
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
 
@@ -110,13 +111,14 @@ class ThreadBackend(LocalBackend):
             if type(job) is int:
                 slot = job
                 if worker.runner is not None:
-                    worker.runner.advance(slot)
+                    with contextlib.suppress(KeyboardInterrupt):
+                        worker.runner.advance(slot)
                 else:
-                    drive(self.lives[slot], self.lives[slot].advance(), worker.pulse.enter)
+                    _drive(self.lives[slot], self.lives[slot].advance(), worker.pulse)
             elif job[0] == "build":
                 slot = job[1]
                 life = self.lives[slot]
-                drive(life, life.build(), worker.pulse.enter)
+                _drive(life, life.build(), worker.pulse)
             elif job[0] == "close":
                 self._close_one(self.lives[job[1]], worker.pulse)
                 continue
@@ -211,6 +213,12 @@ class ThreadBackend(LocalBackend):
                 problems.append((slot, Failure(phase, why, _stack_of(thread))))
         self._workers = []
         return problems
+
+
+def _drive(life: SlotLife, calls: Calls, pulse: Pulse) -> None:
+    """No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already."""
+    with contextlib.suppress(KeyboardInterrupt):
+        drive(life, calls, pulse.enter)
 
 
 def _joined(thread: threading.Thread, deadline: float) -> bool:

@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt setup.py $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-learning check format docs bench bench-peers clean
+.PHONY: help setup demo sanitize test test-full test-learning check format docs bench bench-peers clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -62,3 +62,10 @@ clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
+
+sanitize: $(VENV)/.dev ## the compiled core under address and undefined-behaviour sanitizers, with its tests
+	rm -rf build/sanitize && mkdir -p build/sanitize && cp -r src/envfleet build/sanitize/ && rm -f build/sanitize/envfleet/*.so
+	ENVFLEET_BUILD=sanitize $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize-tmp
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=halt_on_error=1 PYTHONPATH=build/sanitize PYTHONMALLOC=malloc \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/native tests/conformance -m "not full" -k "serial or shm or native"

@@ -14,6 +14,7 @@ _NAMES = {
     "BatchedPolicy": "policy",
     "ClientFailed": "errors",
     "DatasetError": "errors",
+    "DatasetWriter": "parquet",
     "EnvStats": "stats",
     "LatencyHistogram": "stats",
     "LedgerWarning": "errors",
@@ -30,6 +31,7 @@ _NAMES = {
     "StatsBuilder": "stats",
     "ThreadSafeAgent": "policy",
     "Throttle": "throttle",
+    "iter_rollouts": "datasets",
     "WorkerDied": "processes",
 }
 __all__ = sorted(_NAMES)

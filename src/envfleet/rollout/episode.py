@@ -202,7 +202,7 @@ class Rollouts(list[Rollout]):
         """Read all episodes of a dataset directory, also one a killed writer left behind."""
         from envfleet.rollout.datasets import iter_rollouts
 
-        return cls(iter_rollouts(directory))
+        return cls(sorted(iter_rollouts(directory), key=lambda rollout: rollout.episode))
 
     @classmethod
     def of(cls, rollouts: Iterable[Rollout]) -> Rollouts:

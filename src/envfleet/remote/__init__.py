@@ -15,9 +15,34 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "StepResult": "result",
+    "AsyncEnvClient": "client",
+    "BadFrame": "wire",
+    "BadMessage": "errors",
+    "BadRequest": "errors",
+    "CapacityReached": "errors",
+    "CapacityTable": "capacity",
+    "ChaosProxy": "chaos",
+    "ClientBusy": "errors",
+    "ClientConfig": "client",
+    "ClientStats": "client",
+    "ConnectFailed": "errors",
+    "Endpoint": "wire",
+    "EnvError": "errors",
     "Fields": "result",
+    "HttpEnvClient": "sync",
     "LocalEnvClient": "local",
+    "MessageTimeout": "errors",
+    "MessageTooBig": "errors",
+    "OpenEnvGymnasiumWrapper": "wrapper",
+    "ProtocolBroken": "errors",
+    "RemoteError": "errors",
+    "ServerError": "errors",
+    "SessionInterrupted": "errors",
+    "SessionLost": "errors",
+    "SessionRefused": "errors",
+    "StepResult": "result",
+    "Unauthorized": "errors",
+    "as_client": "official",
 }
 
 __all__ = sorted(_HOMES)

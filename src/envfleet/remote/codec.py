@@ -168,7 +168,8 @@ def from_json(space: spaces.Space[Any], value: Any, where: str) -> Any:
         )
     if isinstance(space, spaces.Discrete):
         # bool is an int in Python but not an action; 2.0 from a JavaScript client is.
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or value != int(value):
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value != int(value):
             raise BadAction(f"{where} must be an integer, got {_show(value)}")
         value = int(value)
     elif isinstance(space, spaces.Text):

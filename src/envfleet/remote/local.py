@@ -44,7 +44,7 @@ class LocalEnvClient:
         )
 
     def step(self, action: Any) -> StepResult:
-        """Act: a mapping of fields, a dataclass, a pydantic model, or the bare value of a one-field action."""
+        """Act: a mapping of fields, a dataclass, a pydantic model, or the value of a one-field action."""
         if self._step_count < 0:
             raise ResetNeeded([0])
         fields = action_payload(action, self.dialect.action_name)

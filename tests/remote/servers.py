@@ -37,9 +37,7 @@ def interpreter(package: str) -> Path:
 class OfficialServer:
     """An official server process; `url` once entered. `kill()` and `start()` model a crash and a comeback."""
 
-    def __init__(
-        self, package: str = NEW, sessions: int = 1, use_async: bool = False, latency_s: float = 0.0
-    ):
+    def __init__(self, package: str = NEW, sessions: int = 1, use_async: bool = False, latency_s: float = 0.0):
         self.package, self.sessions, self.use_async, self.latency_s = package, sessions, use_async, latency_s
         self.port = 0
         self.process: subprocess.Popen | None = None

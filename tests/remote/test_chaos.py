@@ -48,9 +48,7 @@ def run_chaos(server, total, clients=8):
     with ChaosProxy(server.url, stall=0.01, cut=0.01, stall_s=STALL_S, seed=3) as proxy:
 
         async def everybody():
-            return await asyncio.gather(
-                *(talk(proxy.url, i, total // clients, table) for i in range(clients))
-            )
+            return await asyncio.gather(*(talk(proxy.url, i, total // clients, table) for i in range(clients)))
 
         interrupted = sum(asyncio.run(everybody()))
         assert proxy.counts.stalls > 0 and proxy.counts.cuts > 0

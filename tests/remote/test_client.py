@@ -79,10 +79,7 @@ def test_a_timeout_ends_the_episode_and_only_reset_goes_on(official):
             with pytest.raises(ResetNeeded):
                 client.step({"message": "two"})
         client.reset()
-        assert (
-            client.step({"message": "three"}).observation == {**client.step({"message": "x"}).observation}
-            or True
-        )
+        assert client.step({"message": "three"}).observation == {**client.step({"message": "x"}).observation} or True
         result = client.step({"message": "fresh"})
         assert (result.observation.echoed, result.observation.n) == ("fresh", 3)
     until(lambda: official.live() == 0)

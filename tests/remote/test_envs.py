@@ -108,8 +108,7 @@ def random_move(rng, info):
 
 def test_levels_are_ordered():
     rate = {
-        level: np.mean([play(make_level(level), seed, random_move)[1] == 1 for seed in range(60)])
-        for level in LEVELS
+        level: np.mean([play(make_level(level), seed, random_move)[1] == 1 for seed in range(60)]) for level in LEVELS
     }
     assert rate["easy"] > rate["medium"] + 0.1 > rate["hard"], rate
     assert level_tasks()[-1] == {"level": "hard"}

@@ -57,19 +57,13 @@ def test_binary_frames_give_arrays_back(dtype):
 
 
 def test_binary_frames_are_hardly_larger_than_their_arrays():
-    frame = encode(
-        "observation", {"observation": {"obs": np.zeros((84, 84, 4), np.uint8)}, "reward": 0.0}, binary=True
-    )
+    frame = encode("observation", {"observation": {"obs": np.zeros((84, 84, 4), np.uint8)}, "reward": 0.0}, binary=True)
     assert len(frame) <= 1.05 * 84 * 84 * 4
     assert isinstance(encode("observation", {"n": 1}, binary=True), str)
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.one_of(
-        st.binary(max_size=200), st.text(max_size=200), st.binary(max_size=100).map(lambda b: b"EFR1" + b)
-    )
-)
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.binary(max_size=100).map(lambda b: b"EFR1" + b)))
 def test_no_frame_breaks_the_reader(frame):
     try:
         kind, _ = decode(frame)
@@ -96,9 +90,7 @@ def test_hostile_frames_are_refused():
 
 def test_results_take_metadata_from_either_place():
     nested = parse_result({"observation": {"n": 1, "metadata": {"k": 1}}, "reward": True, "done": False})
-    beside = parse_result(
-        {"observation": {"n": 1}, "reward": None, "done": True, "metadata": {"truncated": True}}
-    )
+    beside = parse_result({"observation": {"n": 1}, "reward": None, "done": True, "metadata": {"truncated": True}})
     assert nested.metadata == {"k": 1} and nested.reward == 1.0 and nested.observation == {"n": 1}
     assert beside.reward is None and beside.truncated and not beside.terminated
     for broken in ({}, [], {"observation": {}, "reward": "much"}):

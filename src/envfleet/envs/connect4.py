@@ -138,15 +138,11 @@ class Connect4(gymnasium.Env[Any, Any]):
         if observation == "vector":
             self.observation_space: spaces.Space[Any] = spaces.Box(-1, 1, (ROWS, COLUMNS), np.int8)
         else:
-            self.observation_space = spaces.Text(
-                _TEXT_LENGTH, min_length=_TEXT_LENGTH, charset="XO.0123456\n"
-            )
+            self.observation_space = spaces.Text(_TEXT_LENGTH, min_length=_TEXT_LENGTH, charset="XO.0123456\n")
         self._board: Board = np.zeros((ROWS, COLUMNS), np.int8)
         self._winner: int | None = None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """An empty board (or one with the opponent's first piece)."""
         super().reset(seed=seed)
         options = options or {}

@@ -47,9 +47,7 @@ class Echo(gymnasium.Env[str, str]):
         self.render_mode = None
         self._n = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start counting again."""
         super().reset(seed=seed)
         horizon = (options or {}).get("horizon", self.horizon)

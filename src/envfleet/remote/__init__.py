@@ -36,6 +36,8 @@ _HOMES = {
     "OpenEnvGymnasiumWrapper": "wrapper",
     "ProtocolBroken": "errors",
     "RemoteError": "errors",
+    "Server": "server",
+    "ServerConfig": "server",
     "ServerError": "errors",
     "SessionInterrupted": "errors",
     "SessionLost": "errors",
@@ -43,6 +45,7 @@ _HOMES = {
     "StepResult": "result",
     "Unauthorized": "errors",
     "as_client": "official",
+    "serve": "server",
 }
 
 __all__ = sorted(_HOMES)

@@ -169,9 +169,7 @@ class CapacityTable:
         with self._lock:
             now = self._clock()
             return {
-                url: PlaceView(
-                    place.active, place.limit, place.announced, place.refusals, place.down_until > now
-                )
+                url: PlaceView(place.active, place.limit, place.announced, place.refusals, place.down_until > now)
                 for url, place in self._places.items()
             }
 

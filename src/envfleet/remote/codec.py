@@ -65,9 +65,7 @@ class Dialect:
             return from_json(self.action_space, fields, "action")
         extra = sorted(set(fields) - {self.action_name})
         if extra or self.action_name not in fields:
-            raise BadAction(
-                f"an action has the one field {self.action_name!r}; got {sorted(map(str, fields))}"
-            )
+            raise BadAction(f"an action has the one field {self.action_name!r}; got {sorted(map(str, fields))}")
         return from_json(self.action_space, fields[self.action_name], self.action_name)
 
     def payload(self, action: Any) -> dict[str, Any]:
@@ -75,9 +73,7 @@ class Dialect:
         value = to_json(self.action_space, action)
         return value if isinstance(self.action_space, spaces.Dict) else {self.action_name: value}
 
-    def observation(
-        self, obs: Any, info: Mapping[str, Any], convert: Callable[..., Any] | None = None
-    ) -> Any:
+    def observation(self, obs: Any, info: Mapping[str, Any], convert: Callable[..., Any] | None = None) -> Any:
         """The fields of an observation; `convert` is `to_json`, or `to_binary` for a frame of raw bytes."""
         value = (convert or to_json)(self.observation_space, obs)
         fields = value if isinstance(self.observation_space, spaces.Dict) else {self.observation_name: value}
@@ -163,8 +159,7 @@ def from_json(space: spaces.Space[Any], value: Any, where: str) -> Any:
         if not isinstance(value, (list, tuple)) or len(value) != len(space.spaces):
             raise BadAction(f"{where} must be a list of {len(space.spaces)}")
         return tuple(
-            from_json(inner, part, f"{where}[{i}]")
-            for i, (inner, part) in enumerate(zip(space.spaces, value))
+            from_json(inner, part, f"{where}[{i}]") for i, (inner, part) in enumerate(zip(space.spaces, value))
         )
     if isinstance(space, spaces.Discrete):
         # bool is an int in Python but not an action; 2.0 from a JavaScript client is.

@@ -51,9 +51,7 @@ class CapacityReached(RemoteError):
         2
     """
 
-    def __init__(
-        self, url: str, active: int | None = None, max: int | None = None, waited_s: float = 0.0
-    ) -> None:
+    def __init__(self, url: str, active: int | None = None, max: int | None = None, waited_s: float = 0.0) -> None:
         self.url, self.active, self.max, self.waited_s = url, active, max, waited_s
         seen = f"{active}/{max} sessions are taken" if max is not None else "every session is taken"
         waited = f" and none came free in {waited_s:g} s" if waited_s else ""
@@ -67,9 +65,7 @@ class SessionInterrupted(RemoteError):
 
     def __init__(self, url: str, reason: str, steps: int = 0) -> None:
         self.url, self.reason, self.steps = url, reason, steps
-        super().__init__(
-            f"the episode at {url} was interrupted after {steps} steps: {reason}. reset() starts anew"
-        )
+        super().__init__(f"the episode at {url} was interrupted after {steps} steps: {reason}. reset() starts anew")
 
 
 class MessageTimeout(SessionInterrupted, TimeoutError):
@@ -92,9 +88,7 @@ class ClientBusy(RemoteError):
     """A client is one session; it cannot run two calls at once."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "this client is in the middle of another call: one client is one session, use one each"
-        )
+        super().__init__("this client is in the middle of another call: one client is one session, use one each")
 
 
 class ServerError(RemoteError):

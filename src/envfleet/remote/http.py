@@ -65,7 +65,5 @@ def only_field(schema: Any) -> str:
     names = list(action_fields(schema))
     required = [name for name in names if name in schema["action"].get("required", ())]
     if len(names) != 1 and len(required) != 1:
-        raise BadArgument(
-            f"the server's action has the fields {names}: pass a mapping with them, not a bare value"
-        )
+        raise BadArgument(f"the server's action has the fields {names}: pass a mapping with them, not a bare value")
     return (required if len(required) == 1 else names)[0]

@@ -118,9 +118,7 @@ class Link(ClientConnection):  # type: ignore[misc]
                 self.protocol.send_binary(frame)
             self.send_data()
             if self.paused:
-                await asyncio.wait(
-                    [answer, asyncio.ensure_future(self.drain())], return_when="FIRST_COMPLETED"
-                )
+                await asyncio.wait([answer, asyncio.ensure_future(self.drain())], return_when="FIRST_COMPLETED")
             return await answer
         except ConnectionClosed:
             raise self._closed() from None
@@ -174,9 +172,7 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
     except InvalidStatus as error:
         status = error.response.status_code
         if status in (401, 403):
-            raise Unauthorized(
-                endpoint.public, f"the server answered {status}: it wants a (different) token"
-            ) from None
+            raise Unauthorized(endpoint.public, f"the server answered {status}: it wants a (different) token") from None
         raise ConnectFailed(endpoint.public, f"it answered HTTP {status} to a WebSocket request") from None
     except TimeoutError:
         raise ConnectFailed(endpoint.public, f"no answer in {config.connect_timeout_s:g} s") from None

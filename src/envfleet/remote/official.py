@@ -51,15 +51,11 @@ def as_client(client: Any, **options: Any) -> Any:
         raise BadArgument(f"client options {sorted(options)} go with an address, not with a client object")
     if isinstance(client, AsyncEnvClient):
         return HttpEnvClient(list(client._endpoints), **vars(client.config))
-    if type(client).__module__.partition(".")[0] in ("openenv", "openenv_core") or hasattr(
-        client, "_step_payload"
-    ):
+    if type(client).__module__.partition(".")[0] in ("openenv", "openenv_core") or hasattr(client, "_step_payload"):
         return OfficialClient(client)
     if callable(getattr(client, "reset", None)) and callable(getattr(client, "step", None)):
         return client
-    raise BadArgument(
-        f"{type(client).__name__} is no client: it needs reset() and step(), or be a server's address"
-    )
+    raise BadArgument(f"{type(client).__name__} is no client: it needs reset() and step(), or be a server's address")
 
 
 class OfficialClient:

@@ -68,7 +68,5 @@ def action_payload(action: Any, name: str = "action") -> dict[str, Any]:
         # `metadata` is the base class's empty default; most servers' actions forbid fields they do not know.
         return {key: value for key, value in dump().items() if key != "metadata" or value}
     if isinstance(action, type) or callable(action):
-        raise BadArgument(
-            f"an action must be a mapping, a dataclass, a pydantic model or a value, not {action!r}"
-        )
+        raise BadArgument(f"an action must be a mapping, a dataclass, a pydantic model or a value, not {action!r}")
     return {name: action}

@@ -32,14 +32,10 @@ class IOThread:
     def hold(self) -> asyncio.AbstractEventLoop:
         """The loop, started if need be; call `let_go` once for each `hold`."""
         with self._lock:
-            if (
-                self._loop is None or self._pid != os.getpid()
-            ):  # a forked child has the object, not the thread
+            if self._loop is None or self._pid != os.getpid():  # a forked child has the object, not the thread
                 self._holders, self._pid = 0, os.getpid()
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._loop,), name="envfleet-io", daemon=True
-                )
+                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="envfleet-io", daemon=True)
                 self._thread.start()
             self._holders += 1
             return self._loop

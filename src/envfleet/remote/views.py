@@ -88,9 +88,7 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
     return ObservationView(box, lambda fields, _: np.asarray(spaces.flatten(space, read(fields)), np.float32))
 
 
-def action_view(
-    mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int
-) -> ActionView:
+def action_view(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int) -> ActionView:
     """The view for an action mode; BadArgument when neither the schema nor `actions` gives the space."""
     if mode == "text":
         name = only_field(schema)
@@ -99,10 +97,7 @@ def action_view(
         choices = list(actions) if actions is not None else _choices(schema)
         if not choices:
             raise BadArgument("action_mode='discrete' needs at least one action")
-        fields = [
-            dict(choice) if isinstance(choice, Mapping) else {only_field(schema): choice}
-            for choice in choices
-        ]
+        fields = [dict(choice) if isinstance(choice, Mapping) else {only_field(schema): choice} for choice in choices]
         return ActionView(spaces.Discrete(len(fields)), lambda index: dict(fields[int(index)]))
     space, names = _schema_space(schema, "action")
     if names is None:
@@ -134,9 +129,7 @@ def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[An
     """The space of the part, and the name of the field that holds it when it is not a Dict of fields."""
     described = schema.get(part)
     if not isinstance(described, Mapping) or not isinstance(described.get("properties"), Mapping):
-        raise BadArgument(
-            f"/schema does not describe the server's {part}: use the text modes, or pass schema="
-        )
+        raise BadArgument(f"/schema does not describe the server's {part}: use the text modes, or pass schema=")
     properties = {key: value for key, value in described["properties"].items() if key not in _INHERITED}
     if SPACE_KEY in described:
         space = space_from_json(described[SPACE_KEY])

@@ -65,8 +65,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
     ) -> None:
         if observation_mode not in get_args(ObservationMode) or action_mode not in get_args(ActionMode):
             raise BadArgument(
-                f"observation_mode is one of {get_args(ObservationMode)}, "
-                f"action_mode one of {get_args(ActionMode)}"
+                f"observation_mode is one of {get_args(ObservationMode)}, action_mode one of {get_args(ActionMode)}"
             )
         if text_length < 1 or on_interrupt not in ("raise", "truncate"):
             raise BadArgument("text_length must be positive, on_interrupt 'raise' or 'truncate'")
@@ -86,9 +85,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         self._last: Any = None
         self._text = ""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode; `options` become the keyword arguments of the server's reset."""
         super().reset(seed=seed)
         kwargs = dict(options or {})

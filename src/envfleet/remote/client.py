@@ -114,6 +114,7 @@ class AsyncEnvClient:
         self._episode_steps = 0
         self._last_state: Fields | None = None
         self._action_name: str | None = None
+        self.keeps_last_state = True  # whether a session handed on is asked for its state first
         self.stats = ClientStats()
 
     @property
@@ -290,10 +291,11 @@ class AsyncEnvClient:
 
     async def _hand_on(self) -> None:
         """Others wait and this episode is over: keep the final state for `state()`, free the session."""
-        try:
-            self._last_state = await self._state(5.0)
-        except errors.RemoteError:
-            self._last_state = Fields()
+        if self.keeps_last_state:
+            try:
+                self._last_state = await self._state(5.0)
+            except errors.RemoteError:
+                self._last_state = Fields()
         self._running = False
         await self._hang_up()
 

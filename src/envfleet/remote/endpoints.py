@@ -49,14 +49,15 @@ class _Endpoints:
 
     async def health(self, request: Request) -> Response:
         """Open to everyone, because load balancers ask it: alive, and how full."""
-        active = self._config.max_sessions - self._host.free
-        full = active >= self._config.max_sessions
+        active = self._config.max_sessions - self._host.free - self._host.lost
+        full = self._host.free == 0
         body = {
             "status": "healthy",
             "active_sessions": active,
             "max_sessions": self._config.max_sessions,
             "at_capacity": full,
             "refused_sessions": self._app.refused,
+            "lost_sessions": self._host.lost,
         }
         return JSONResponse(body)
 

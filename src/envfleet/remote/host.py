@@ -24,7 +24,6 @@ from envfleet.layout import RESET
 from envfleet.making import make
 from envfleet.remote.codec import Dialect
 from envfleet.remote.seats import SEAT, SeatFactory
-from envfleet.supervise.machine import usable_cpus
 
 _LOOK_S = 0.05  # how often deadlines are looked at while something is out
 
@@ -57,10 +56,10 @@ def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool
     "auto" gives every session a process of its own (up to 64), or the event loop for environments with
     coroutines.
     """
-    from envfleet.backends.aio import AioBackend
     from envfleet.backends.processes import PipeBackend, ShmBackend
     from envfleet.backends.serial import SerialBackend
     from envfleet.backends.thread import ThreadBackend
+    from envfleet.remote.loop import LoopBackend
 
     if backend == "auto":
         backend = "aio" if is_async else "shm" if hasattr(os, "fork") else "thread"
@@ -78,7 +77,7 @@ def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool
     if backend == "thread":
         return ThreadBackend(wanted), backend
     if backend == "aio":
-        return AioBackend(workers or min(seats, 2 * usable_cpus())), backend
+        return LoopBackend(), backend
     if backend == "serial":
         return SerialBackend(), backend
     raise BadArgument(f"backend={backend!r}: choose auto, shm, pipe, thread, aio or serial")
@@ -122,6 +121,7 @@ class FleetHost:
         self._pick = _picker(dialect.observation_space)
         self._fleet: Fleet | None = None
         self._free: list[int] = []
+        self.lost = 0
         self._steps: dict[int, Any] = {}
         self._resets: dict[int, tuple[int | None, dict[str, Any]]] = {}
         self._waiting: dict[int, asyncio.Future[Row]] = {}
@@ -169,7 +169,10 @@ class FleetHost:
             await self.reset(seat, None, {SEAT: "empty"})
         except FaultError:
             pass  # its close failed or its worker died: the seat is built anew when it is next opened
-        self._free.append(seat)
+        if self._fleet is not None and seat in self._fleet.quarantined:
+            self.lost += 1  # a thread that cannot be ended keeps its seat: one less to give out
+        else:
+            self._free.append(seat)
 
     def reset(self, seat: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
         """Reset the seat's environment; `fresh` builds a new one first."""

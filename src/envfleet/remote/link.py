@@ -8,7 +8,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing
-from envfleet.remote.errors import ConnectFailed, Unauthorized
+from envfleet.remote.errors import CapacityReached, ConnectFailed, Unauthorized
 from envfleet.remote.wire import SUBPROTOCOL, Endpoint
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class _Connect(connect):  # type: ignore[misc]
 
 
 async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
-    """Connect; raises ConnectFailed or Unauthorized, never with a header in the text."""
+    """Connect; raises ConnectFailed, Unauthorized or CapacityReached, never with a header in the text."""
     tls: ssl.SSLContext | None = None
     if endpoint.ws.startswith("wss"):
         tls = config.ssl_context or ssl.create_default_context()
@@ -173,6 +173,8 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
         status = error.response.status_code
         if status in (401, 403):
             raise Unauthorized(endpoint.public, f"the server answered {status}: it wants a (different) token") from None
+        if status in (429, 503):  # it has more connections than it answers at all
+            raise CapacityReached(endpoint.public) from None
         raise ConnectFailed(endpoint.public, f"it answered HTTP {status} to a WebSocket request") from None
     except TimeoutError:
         raise ConnectFailed(endpoint.public, f"no answer in {config.connect_timeout_s:g} s") from None

@@ -235,7 +235,7 @@ class Server:
     @property
     def active_sessions(self) -> int:
         """How many seats are taken, the ones that are still finishing a step included."""
-        return self.config.max_sessions - self.app.host.free
+        return self.config.max_sessions - self.app.host.free - self.app.host.lost
 
     def bind(self) -> int:
         """Take the port; returns its number."""
@@ -250,6 +250,7 @@ class Server:
                 self._socket = None
                 where = f"{self.config.host}:{self.config.port}"
                 raise BadArgument(f"cannot listen on {where}: {error.strerror}; port=0 takes a free one") from None
+            self._socket.listen(1024)  # who connects while the workers start waits instead of being turned away
             self.port = self._socket.getsockname()[1]
         return self.port
 
@@ -337,6 +338,7 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         app,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         lifespan="on",
         ws_max_size=config.max_message_bytes,
         ws_ping_interval=config.ping_s,

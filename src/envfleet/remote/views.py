@@ -26,6 +26,7 @@ class ObservationView:
 
     space: spaces.Space[Any]
     value: Callable[[Any, str], Any]
+    needs_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,13 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
             padded[: len(raw)] = np.frombuffer(raw, np.uint8)
             return padded
 
-        return ObservationView(spaces.Box(0, 255, (length,), np.uint8), to_bytes)
+        return ObservationView(spaces.Box(0, 255, (length,), np.uint8), to_bytes, needs_text=True)
     if mode == "raw_text":
 
         def to_ascii(_: Any, text: str) -> Any:
             return "".join(c if c in _ALLOWED else "?" for c in text[:length])
 
-        return ObservationView(spaces.Text(length, min_length=0, charset=CHARSET), to_ascii)
+        return ObservationView(spaces.Text(length, min_length=0, charset=CHARSET), to_ascii, needs_text=True)
     space, names = _schema_space(schema, "observation")
     read = _reader(space, names)
     if mode == "json" or isinstance(space, spaces.Box):
@@ -104,6 +105,31 @@ def action_view(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | N
         return ActionView(space, lambda value: dict(to_json(space, value)))
     only = names[0]
     return ActionView(space, lambda value: {only: to_json(space, value)})
+
+
+def auto_observation(mode: str, schema: Mapping[str, Any], length: int) -> ObservationView:
+    """`observation_view` with one more mode, "auto": the schema's space, or text when it describes none."""
+    if mode != "auto":
+        return observation_view(mode, schema, length)
+    try:
+        return observation_view("json", schema, length)
+    except BadArgument:
+        return observation_view("raw_text", schema, length)
+
+
+def auto_action(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int) -> ActionView:
+    """`action_view` with one more mode, "auto": the exact space, else choices, else text, else the schema's."""
+    if mode != "auto":
+        return action_view(mode, schema, actions, length)
+    exact = isinstance(schema.get("action"), Mapping) and SPACE_KEY in schema["action"]
+    failure: BadArgument | None = None
+    for candidate in ("json",) if exact else ("discrete", "text", "json"):
+        try:
+            return action_view(candidate, schema, actions, length)
+        except BadArgument as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any]:

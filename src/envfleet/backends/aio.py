@@ -7,6 +7,7 @@ pool. A stuck coroutine is cancelled, a stuck thread abandoned; either way the s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import Finished, Loss
+from envfleet.backends.done import DoneList
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.pool import DaemonPool
 from envfleet.recipe import Recipe
@@ -34,7 +36,7 @@ class AioBackend(LocalBackend):
     def __init__(self, num_workers: int | None = None) -> None:
         super().__init__()
         self._wanted = num_workers
-        self._done: SimpleQueue[list[int]] = SimpleQueue()
+        self._done = DoneList()
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._stuck: list[tuple[int, str]] = []
@@ -53,14 +55,12 @@ class AioBackend(LocalBackend):
         built: dict[int, Described] = {}
         deadline = time.monotonic() + recipe.init_timeout_s * -(-recipe.num_slots // self.num_workers)
         while len(built) < len(self.lives):
-            try:
-                for slot in self._done.get(timeout=max(0.01, deadline - time.monotonic())):
-                    built[slot] = self._described(self.lives[slot])
-            except Empty:
-                for life in self.lives:
-                    if life.slot not in built:
-                        text = f"__init__ took longer than init_timeout_s={recipe.init_timeout_s:g}"
-                        built[life.slot] = Failure("init", text, self.kill(life.slot))
+            for slot in self._done.take(1, max(0.01, deadline - time.monotonic())):
+                built[slot] = self._described(self.lives[slot])
+            for life in self.lives if time.monotonic() > deadline else ():
+                if life.slot not in built:
+                    text = f"__init__ took longer than init_timeout_s={recipe.init_timeout_s:g}"
+                    built[life.slot] = Failure("init", text, self.kill(life.slot))
         return built
 
     def _run_loop(self) -> None:
@@ -84,14 +84,11 @@ class AioBackend(LocalBackend):
 
     def _report(self, life: SlotLife) -> None:
         if not life.abandoned:
-            self._done.put([life.slot])
+            self._done.add(life.slot)
 
     async def _drive(self, life: SlotLife, calls: Calls) -> None:
         """The asyncio twin of `slot.drive`: the same calls, awaited where they can be."""
         enter = self.pulses[life.slot].enter
-        if life.env is not None and not _is_async(life.env):
-            await self._loop.run_in_executor(self._pool, _outcome, drive, (life, calls, enter), {})
-            return
         result: Any = None
         try:
             while not life.abandoned:
@@ -119,26 +116,26 @@ class AioBackend(LocalBackend):
             enter(-1, "idle")
 
     def submit(self, slots: Slots) -> None:
-        """Start a coroutine per slot."""
-        self._spawn([(slot, self._advance(self.lives[slot])) for slot in slots.tolist()])
+        """Start a coroutine per slot; ordinary envs go straight to the pool, the loop has nothing to add for them."""
+        awaited = []
+        for slot in slots.tolist():
+            life = self.lives[slot]
+            if life.env is None or _is_async(life.env):
+                awaited.append((slot, self._advance(life)))
+            else:
+                self._pool.run(self._advance_ordinary, life)
+        if awaited:
+            self._spawn(awaited)
+
+    def _advance_ordinary(self, life: SlotLife) -> None:
+        # No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already.
+        with contextlib.suppress(KeyboardInterrupt):
+            drive(life, life.advance(), self.pulses[life.slot].enter)
+        self._report(life)
 
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Collect what has finished."""
-        done: list[int] = []
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                while True:
-                    done += self._done.get_nowait()
-            except Empty:
-                left = deadline - time.monotonic()
-                if len(done) >= at_least or left <= 0:
-                    break
-            try:
-                done += self._done.get(timeout=left)
-            except Empty:
-                break
-        return self._finish(done)
+        return self._finish(self._done.take(at_least, timeout_s))
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call on the loop (async methods) or in its pool (ordinary ones)."""

@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from core_ways import WAYS
 
 import envfleet as ef
+from core_ways import WAYS
 from envfleet.conformance import Start
 from envfleet.envs.probe import Counting, Waiting
 from envfleet.testing import Held, canonical, leaks_since, record

@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from core_ways import WAYS
 
 import envfleet as ef
+from core_ways import WAYS
 from envfleet.backends.scripted import Fate, ScriptedBackend
 from envfleet.conformance import Start
 from envfleet.envs.probe import Counting, Faulty, Tasked

@@ -171,6 +171,7 @@ class SlotLife:
         slot = self.slot
         seed, task = int(self._next_seed[slot]), int(self._next_task[slot])
         self._next_seed[slot] = -1
+        self._now_task[slot], self._now_seed[slot] = task, seed  # before the call: a fault in it names them
         kwargs: dict[str, Any] = {} if seed < 0 else {"seed": seed}
         options, self.options = self.options, None
         if task >= 0:

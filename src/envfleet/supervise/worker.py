@@ -38,7 +38,7 @@ from envfleet.supervise.keeper import die_with
 from envfleet.supervise.memory import Pulse, Segment, SharedMap
 
 DONE_HEAD = struct.Struct("=cII")  # b"D", number of slots, bytes of rows
-STACK_SIGNAL = signal.SIGUSR2
+STACK_SIGNAL = getattr(signal, "SIGUSR2", 0)  # Windows has none; there are no worker processes there
 #: Steps longer than this are reported one by one, shorter ones together: a message costs about this much.
 _REPORT_EACH_S = 50e-6
 

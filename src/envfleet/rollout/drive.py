@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from envfleet.errors import BadArgument
@@ -74,13 +75,20 @@ class Job:
         """Whether the client still has to be built: a class, or a callable that is no client itself."""
         return isinstance(self.client, type) or (callable(self.client) and not hasattr(self.client, "step"))
 
-    def reset_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the client's reset()."""
+    def reset_arguments(self, client: Any) -> dict[str, Any]:
+        """Keyword arguments of the client's reset(): a task goes in as `task`, or in Gymnasium's options."""
         arguments = dict(self.reset_kwargs)
         if self.seed is not None:
             arguments["seed"] = self.seed
         if self.task is not None:
-            arguments.setdefault("options", {"task": self.task})
+            try:
+                takes = inspect.signature(client.reset).parameters
+            except (TypeError, ValueError):
+                takes = MappingProxyType({})
+            if "options" in takes and "task" not in takes:
+                arguments.setdefault("options", {"task": self.task})
+            else:
+                arguments.setdefault("task", self.task)
         return arguments
 
 
@@ -144,7 +152,7 @@ def _close(client: Any) -> Generator[Request, Any, None]:
 
 
 def _episode(job: Job, rules: Rules, client: Any, rollout: Rollout, begin: float) -> Generator[Request, Any, None]:
-    result = yield from _ask_client(job, client, "reset", -1, parse_reset, (), job.reset_arguments())
+    result = yield from _ask_client(job, client, "reset", -1, parse_reset, (), job.reset_arguments(client))
     rollout.observations.append(own(result.obs))
     rollout.reset_info = result.info
     space = getattr(client, "action_space", None) if rules.check_actions else None

@@ -321,3 +321,26 @@ def test_openenv_clients_of_ours_tell_truncation_in_their_metadata():
     assert len(rollout) == 3 and rollout.episode_return == pytest.approx(1.5) and rollout.terminated[-1]
     raw = {"observation": 1, "reward": None, "done": True, "metadata": {"truncated": True}}
     assert parse_step(raw)[1:4] == (0.0, False, True)
+
+
+def test_a_sync_agent_that_blocks_does_not_stop_the_loop():
+    meet = threading.Barrier(6)
+
+    def together(obs, done):  # returns only when all six episodes are in it: on the loop itself that would be never
+        meet.wait(20)
+        return 1
+
+    with AsyncParallelExecutor(max_concurrency=6) as executor:
+        assert [len(r) for r in executor.run([AsyncClient(30) for _ in range(6)], together)] == [30] * 6
+
+
+def test_an_inline_agent_runs_on_the_loop():
+    places = set()
+
+    def agent(obs, done):
+        places.add(threading.current_thread().name)
+        return 1
+
+    with AsyncParallelExecutor(max_concurrency=2, inline_agent=True) as executor:
+        executor.run([AsyncClient(20) for _ in range(2)], agent)
+    assert places == {"envfleet-loop"}

@@ -35,22 +35,25 @@ class Contestant:
 # -- the limit --------------------------------------------------------------------------------------------------
 
 
-def loop(envs: list[Any], actions: Any, seconds: float, store: Any = None) -> tuple[int, float]:
-    """The plain loop over envs. With `store`, observations are copied into its rows, as any vectoriser must."""
+def loop(envs: list[Any], actions: Any, seconds: float, store: Any = None, patient: bool = True) -> tuple[int, float]:
+    """The plain loop over envs. With `store`, observations are copied into its rows, as any vectoriser must.
+
+    `patient`: few cheap envs make several turns between two looks at the clock.
+    """
+    turns = max(1, 64 // len(envs)) if patient else 1
     rows = [list(batch) for batch in actions]  # NumPy scalars and arrays, as vectorisers hand them to envs
     steps = turn = 0
     start = now()
     end = start + seconds
     while now() < end:
-        # Several turns between two looks at the clock, for few cheap envs.
-        for _ in range(max(1, 64 // len(envs)) if store is not False else 1):
+        for _ in range(turns):
             batch = rows[turn % len(rows)]
             turn += 1
             for i, env in enumerate(envs):
                 obs, _, terminated, truncated, _ = env.step(batch[i])
                 if terminated or truncated:
                     obs, _ = env.reset()
-                if store is not None and store is not False:
+                if store is not None:
                     store[i] = obs
             steps += len(envs)
     return steps, now() - start
@@ -79,13 +82,11 @@ def _limit_worker(pipe: Any, env: str, first: int, count: int, slots: int, store
     actions = sampled_actions(env, count)
     space = envs[0].observation_space
     rows = np.zeros((count, *space.shape), space.dtype) if store else None
-    if env.startswith("uneven"):
-        rows = False  # long steps: look at the clock every time
     for i, one in enumerate(envs):
         one.reset(seed=first + i)
     pipe.send("ready")
     while (seconds := pipe.recv()) is not None:
-        pipe.send(loop(envs, actions, seconds, rows))
+        pipe.send(loop(envs, actions, seconds, rows, patient=not env.startswith("uneven")))
 
 
 class Limit(Contestant):

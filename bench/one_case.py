@@ -24,7 +24,7 @@ def run_case(case: Case, pairs: int, seconds: float, quick: bool, max_foreign: f
         raw["values"] = case.measure(quick)
         raw["foreign"] = round(watch.stop()[1], 4)
     else:
-        _race(case, pairs, seconds * case.longer, max_foreign, raw)
+        _race(case, pairs, seconds, max_foreign, raw)
     raw["took_s"] = round(time.perf_counter() - began, 1)
     return raw
 
@@ -42,7 +42,9 @@ def _race(case: Case, pairs: int, seconds: float, max_foreign: float, raw: dict[
             try:
                 one = open_now[name] = build(case.env, case.slots)
                 raw["start_s"][name] = round(time.perf_counter() - before, 3)
-                one.run(min(0.3, seconds))  # warm up: caches, the first checks of wrappers, our runners' arming
+                one.run(
+                    min(0.3, case.slice_s(name, seconds))
+                )  # warm up: caches, the first checks of wrappers, our runners' arming
             except Exception as error:
                 raw["failed"][name] = f"{type(error).__name__}: {error}"
                 if name in open_now:
@@ -56,7 +58,8 @@ def _race(case: Case, pairs: int, seconds: float, max_foreign: float, raw: dict[
             raw["failed"][name] = f"{type(error).__name__}: {error}"
 
         runs = {name: one.run for name, one in open_now.items()}
-        slices, raw["thrown"] = take_turns(runs, pairs, seconds, max_foreign, on_error=note)
+        lengths = {name: case.slice_s(name, seconds) for name in runs}
+        slices, raw["thrown"] = take_turns(runs, pairs, lengths, max_foreign, on_error=note)
         raw["slices"] = as_json(slices)
     finally:
         for one in open_now.values():

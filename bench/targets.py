@@ -52,10 +52,11 @@ class Results:
         if record is None:
             return {}
         if name == PUFFER:
-            factor = _puffer().get(case)
+            known = _puffer()
+            factor = known["ratios"].get(case)
             if factor is None:
                 return {}
-            base = record.slices.get("gymnasium Sync", {})
+            base = record.slices.get(known["over"], {})
             return {
                 turn: dataclasses.replace(one, seconds=one.seconds / factor, cpu_ns=one.cpu_ns / factor)
                 for turn, one in base.items()
@@ -77,9 +78,9 @@ class Results:
         return self.records[case].values if case in self.records else {}
 
 
-def _puffer() -> dict[str, float]:
-    ratios: dict[str, float] = json.loads((HERE / "peers" / "pufferlib.json").read_text())["ratios"]
-    return ratios
+def _puffer() -> dict[str, Any]:
+    known: dict[str, Any] = json.loads((HERE / "peers" / "pufferlib.json").read_text())
+    return known
 
 
 def rows(raw: Mapping[str, Any]) -> list[Row]:
@@ -113,7 +114,7 @@ def _against(found: Results, case: str, ours: str, peers: Iterable[str], goal: f
 
 def _best_peer(found: Results, case: str, ours: str, peers: Iterable[str], goal: float) -> Row:
     best = found.best(case, peers)
-    note = "rate derived from an earlier run" if best == PUFFER else ""
+    note = "its rate is derived from a run on another machine" if best == PUFFER else ""
     measured = found.ratio(case, ours, best) if best else None
     return Row(case, f"{ours}, over the best peer ({best or 'none ran'})", goal, measured, "×", note=note)
 

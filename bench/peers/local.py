@@ -49,6 +49,15 @@ class GymSync(Vectorised):
         return vec
 
 
+class GymSyncCopying(Vectorised):
+    """As it comes: `copy=True`. PufferLib's earlier ratios are to this one."""
+
+    def _make(self, builders: list[Any]) -> Any:
+        vec = gym.vector.SyncVectorEnv(builders)
+        vec.reset(seed=0)
+        return vec
+
+
 class GymAsync(Vectorised):
     def _make(self, builders: list[Any]) -> Any:
         vec = gym.vector.AsyncVectorEnv(builders, copy=False)
@@ -162,6 +171,7 @@ class TorchRlParallel(TorchRl):
 #: name -> (class, package it needs, does it start a process per env)
 PEERS: dict[str, tuple[type[Vectorised], str, bool]] = {
     "gymnasium Sync": (GymSync, "gymnasium", False),
+    "gymnasium Sync (copy)": (GymSyncCopying, "gymnasium", False),
     "gymnasium Async": (GymAsync, "gymnasium", True),
     "SB3 Dummy": (Sb3Dummy, "stable_baselines3", False),
     "SB3 Subproc (fork)": (Sb3Subproc, "stable_baselines3", True),

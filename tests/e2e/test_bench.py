@@ -51,7 +51,7 @@ def test_report_fills_the_markers(tmp_path, monkeypatch):
     case = {
         "case": "cartpole-64", "env": "CartPole-v1", "slots": 64, "skipped": {"RLlib two runners": "no venv"},
         "failed": {}, "start_s": {"limit": 0.1}, "plans": {}, "thrown": 2,
-        "slices": {"limit": slices, "ours shm": half, "ours shm-share": slices, "gymnasium Sync": half},
+        "slices": {"limit": slices, "ours shm": half, "ours shm-share": slices, "gymnasium Sync (copy)": half},
     }  # fmt: skip
     about = {"date": "d", "cpus": 2, "processor": "p", "python": "3", "versions": {}, "compiled core": "present",
              "options": {"pairs": 15, "seconds": 0.4}}  # fmt: skip

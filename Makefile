@@ -56,7 +56,7 @@ bench: $(VENV)/.dev ## ours, the limit and the peers in one run; writes docs/per
 	$(BIN)/python -m bench
 
 bench-peers: $(VENV)/.dev ## venvs for the peers that clash with our pins; `make bench` then measures them too
-	$(BIN)/python -m bench.peers
+	$(BIN)/python -m bench.peers.install
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

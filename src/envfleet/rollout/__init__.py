@@ -1,0 +1,1 @@
+"""Episode and segment records, executors, collector, statistics, ledger, datasets."""

@@ -2,8 +2,8 @@
 
 ::
 
-    observation ─ encoder ─ [core: GRU/LSTM] ─ layer ─ head → action outputs      (actor)
-    observation ─ encoder ─ [core: GRU/LSTM] ─ layer ─ head → value               (critic)
+    observation ─ encoder ─ layers or core (GRU/LSTM) ─ layer ─ head → action outputs      (actor)
+    observation ─ encoder ─ layers or core (GRU/LSTM) ─ layer ─ head → value               (critic)
 
 `markov` has no core, `memory` one in both rows, `memory_markov` one in the critic's row only.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from envfleet.agents.actions import Actions
+from envfleet.agents.dense import DenseStack, run_stacks
 from envfleet.agents.features import Features
 from envfleet.agents.recurrent import Recurrent
 from envfleet.errors import BadArgument
@@ -84,18 +85,32 @@ class ActorCritic(nn.Module):
         # A convolution costs far more than it can lose by being shared; small MLPs learn better apart.
         self.shared = has_images if config.share_encoder is None else config.share_encoder
         hidden = config.hidden
-        self.actor_encoder = Encoder(self.features, hidden[:-1], config.activation)
-        self.critic_encoder = self.actor_encoder if self.shared else Encoder(self.features, hidden[:-1], config.activation)
-        width = self.actor_encoder.size
         self.num_cores = {"markov": 0, "memory": 2, "memory_markov": 1}[config.arch]
+        # A core reads the observation itself and takes the place of all dense layers but the last.
+        actor_hidden = () if self.num_cores == 2 or (self.num_cores and self.shared) else hidden[:-1]
+        critic_hidden = () if self.num_cores else hidden[:-1]
+        self.actor_encoder = Encoder(self.features, actor_hidden, config.activation)
+        self.critic_encoder = self.actor_encoder if self.shared else Encoder(self.features, critic_hidden, config.activation)
         core_size = config.state_size if self.num_cores else 0
-        self.core = Recurrent(config.rnn, width, core_size, self.num_cores) if self.num_cores else None
-        actor_width = core_size if config.arch == "memory" else width
-        critic_width = core_size if self.num_cores else width
+        self.core = Recurrent(config.rnn, self.critic_encoder.size, core_size, self.num_cores) if self.num_cores else None
+        actor_width = core_size if self.num_cores == 2 else self.actor_encoder.size
+        critic_width = core_size if self.num_cores else self.critic_encoder.size
         self.actor_layers = _mlp(actor_width, hidden[-1:], config.activation)
         self.critic_layers = _mlp(critic_width, hidden[-1:], config.activation)
         self.actor_head = _linear(hidden[-1], self.actions.num_outputs, gain=0.01)
         self.critic_head = _linear(hidden[-1], 1, gain=1.0)
+        self._actor_end = DenseStack(self.actor_layers, self.actor_head)
+        self._critic_end = DenseStack(self.critic_layers, self.critic_head)
+        # Without a core and without pictures, actor and critic are two plain stacks over the same rows.
+        plain = not self.num_cores and not has_images and not self.shared
+        self._whole = None
+        if plain:
+            ends = (self.actor_encoder, self.actor_layers, self.actor_head), (
+                self.critic_encoder,
+                self.critic_layers,
+                self.critic_head,
+            )
+            self._whole = [DenseStack(encoder.layers, layers, head) for encoder, layers, head in ends]
         free = self.actions.num_free
         self.log_std = nn.Parameter(torch.full((free,), float(config.log_std_init))) if free else None
 
@@ -115,6 +130,9 @@ class ActorCritic(nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor], state: torch.Tensor, fresh: torch.Tensor) -> Output:
         """Run [step, row, …] inputs from `state`; it restarts before the steps where `fresh` [step, row]."""
+        if self._whole is not None:
+            actions, value = run_stacks(inputs["vector"], self._whole)
+            return Output(actions, value.squeeze(-1), state)
         for_actor = self.actor_encoder(inputs)
         for_critic = for_actor if self.shared else self.critic_encoder(inputs)
         states = state
@@ -123,8 +141,8 @@ class ActorCritic(nn.Module):
             outputs, states = self.core.run(torch.stack(pair), state, fresh)
             for_critic = outputs[-1]
             for_actor = outputs[0] if self.num_cores == 2 else for_actor
-        actions = self.actor_head(self.actor_layers(for_actor))
-        value = self.critic_head(self.critic_layers(for_critic)).squeeze(-1)
+        actions = self._actor_end(for_actor)
+        value = self._critic_end(for_critic).squeeze(-1)
         return Output(actions, value, states)
 
     def act(
@@ -140,7 +158,7 @@ class ActorCritic(nn.Module):
             both = torch.stack([hidden, hidden]).unsqueeze(1)
             outputs, states = self.core.run(both, torch.stack([state, state]), never)
             hidden, state = outputs[0, 0], states[0, -1]
-        return self.actor_head(self.actor_layers(hidden)), state
+        return self._actor_end(hidden), state
 
 
 class Encoder(nn.Module):
@@ -151,6 +169,7 @@ class Encoder(nn.Module):
         self.scales = features.image_scales
         self.convs = nn.ModuleList([_convolutions(shape, activation) for shape in features.image_shapes])
         self.layers = _mlp(features.vector_size, hidden, activation) if features.vector_size else None
+        self._dense = DenseStack(self.layers) if self.layers is not None else None
         self.size = sum(_conv_width(shape) for shape in features.image_shapes)
         if self.layers is not None:
             self.size += hidden[-1] if hidden else features.vector_size
@@ -158,17 +177,16 @@ class Encoder(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Encode inputs with any leading axes into [..., size]."""
         if not self.convs:
-            assert self.layers is not None
-            encoded: torch.Tensor = self.layers(inputs["vector"])
-            return encoded
+            assert self._dense is not None
+            return self._dense(inputs["vector"])
         parts = []
         for index, (conv, scale) in enumerate(zip(self.convs, self.scales)):
             picture = inputs[f"image{index}"]
             lead = picture.shape[:-3]
             flat = picture.reshape(-1, *picture.shape[-3:]).float() / scale
             parts.append(conv(flat).view(*lead, -1))
-        if self.layers is not None:
-            parts.append(self.layers(inputs["vector"]))
+        if self._dense is not None:
+            parts.append(self._dense(inputs["vector"]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
+from envfleet.agents.dense import DenseStack, activate
 from envfleet.agents.features import Inputs
 from envfleet.agents.networks import ActorCritic
 from envfleet.agents.recurrent import step_numpy
@@ -121,55 +120,27 @@ class ActorMirror:
     def __init__(self, net: ActorCritic) -> None:
         encoder = net.actor_encoder.layers
         assert encoder is not None
-        self._before = _views(encoder)
-        self._after = [*_views(net.actor_layers), *_views(nn.Sequential(net.actor_head))]
-        self._core: tuple[str, Array, Array, Array, Array] | None = None
+        self._before = DenseStack(encoder).views
+        self._after = DenseStack(net.actor_layers, net.actor_head).views
+        self._core: tuple[str, Array, Array, Array] | None = None
         if net.num_cores == 2:
             core = net.core
             assert core is not None
-            arrays = [p.detach()[0].numpy() for p in (core.w_in, core.b_in, core.w_state, core.b_state)]
-            self._core = (core.kind, arrays[0], arrays[1], arrays[2], arrays[3])
+            arrays = [p.detach()[0].numpy() for p in (core.w_in, core.b_in, core.w_state)]
+            self._core = (core.kind, arrays[0], arrays[1], arrays[2])
 
     def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
         """Run rows [k, D] with the actor's states [k, W]."""
         for weight, bias, activation in self._before:
             x = x @ weight
             x += bias
-            if activation is not None:
-                activation(x)
+            activate(x, activation)
         if self._core is not None:
-            kind, w_in, b_in, w_state, b_state = self._core
+            kind, w_in, b_in, w_state = self._core
             assert state is not None
-            x, state = step_numpy(kind, x @ w_in + b_in, w_state, b_state, state)
+            x, state = step_numpy(kind, x @ w_in + b_in, w_state, state)
         for weight, bias, activation in self._after:
             x = x @ weight
             x += bias
-            if activation is not None:
-                activation(x)
+            activate(x, activation)
         return x, state
-
-
-def _tanh(x: Array) -> None:
-    np.tanh(x, out=x)
-
-
-def _relu(x: Array) -> None:
-    np.maximum(x, 0.0, out=x)
-
-
-def _elu(x: Array) -> None:
-    np.copyto(x, np.expm1(np.minimum(x, 0.0)), where=x < 0)
-
-
-_IN_PLACE: dict[type[nn.Module], Callable[[Array], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu, nn.ELU: _elu}
-
-
-def _views(layers: nn.Sequential) -> list[tuple[Array, Array, Callable[[Array], None] | None]]:
-    views: list[tuple[Array, Array, Callable[[Array], None] | None]] = []
-    for layer in layers:
-        if isinstance(layer, nn.Linear):
-            views.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), None))
-        else:
-            weight, bias, _ = views[-1]
-            views[-1] = (weight, bias, _IN_PLACE[type(layer)])
-    return views

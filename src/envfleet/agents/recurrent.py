@@ -1,14 +1,13 @@
 """GRU and LSTM over [step, row] sequences whose state restarts at episode ends.
 
 PyTorch's own recurrent layers cannot restart in the middle of a sequence, so others cut sequences up and pad them.
-Here the time loop is ours: on CPU a hand-written forward and backward pass in NumPy (about 30 small array operations
+Here the time loop is ours: on CPU a hand-written forward and backward pass in NumPy (about ten small array operations
 a step and no autograd node), elsewhere the same equations in PyTorch. Several independent cores (actor and critic)
 run in one loop as a leading axis, because on CPU the number of calls is what costs.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,13 @@ class Recurrent(nn.Module):
         self.w_in = nn.Parameter(torch.empty(cores, input_size, gates))
         self.w_state = nn.Parameter(torch.empty(cores, state_size, gates))
         self.b_in = nn.Parameter(torch.zeros(cores, 1, gates))
-        # The GRU's candidate gate has its own bias inside the reset gate; the LSTM has no use for a second one.
-        self.b_state = nn.Parameter(torch.zeros(cores, 1, state_size if kind == "gru" else 0))
         for core in range(cores):
             for gate in range(NUM_GATES[kind]):
                 block = slice(gate * state_size, (gate + 1) * state_size)
-                nn.init.orthogonal_(self.w_in.data[core, :, block])
+                # Entries of about 1/sqrt(inputs): with three inputs and 64 units, plain orthogonal rows would be so
+                # short that the gates hardly see the observation.
+                gain = max(1.0, (state_size / input_size) ** 0.5)
+                nn.init.orthogonal_(self.w_in.data[core, :, block], gain)
                 nn.init.orthogonal_(self.w_state.data[core, :, block])
         if kind == "lstm":
             self.b_in.data[..., state_size : 2 * state_size] = 1.0  # remember, until taught to forget
@@ -74,10 +74,10 @@ class Recurrent(nn.Module):
         keep = (~fresh).to(gates.dtype)
         if gates.device.type == "cpu":
             scan: Any = _GruScan if self.kind == "gru" else _LstmScan
-            outputs, cells = scan.apply(gates, self.w_state, self.b_state, state.detach(), keep)
+            outputs, cells = scan.apply(gates, self.w_state, state.detach(), keep)
         else:
             loop = _gru_loop if self.kind == "gru" else _lstm_loop
-            outputs, cells = loop(gates, self.w_state, self.b_state, state.detach(), keep)
+            outputs, cells = loop(gates, self.w_state, state.detach(), keep)
         return outputs, _join(outputs.detach(), cells)
 
 
@@ -86,16 +86,10 @@ def _join(outputs: torch.Tensor, cells: torch.Tensor | None) -> torch.Tensor:
 
 
 def _sigmoid(x: Array) -> None:
-    # In place. tanh is vectorised in NumPy and never overflows, exp() does.
-    x *= 0.5
-    np.tanh(x, out=x)
-    x += 1.0
-    x *= 0.5
+    torch.sigmoid_(torch.from_numpy(x))  # in place; three times as fast as anything NumPy has
 
 
-def step_numpy(
-    kind: str, gates: Array, w_state: Array, b_state: Array, state: Array
-) -> tuple[Array, Array]:
+def step_numpy(kind: str, gates: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
     """One step for one core: gates [k, G·H] (input part, overwritten), state [k, width] → output [k, H], new state."""
     size = w_state.shape[0]
     hidden = state[:, :size]
@@ -105,7 +99,6 @@ def step_numpy(
         both += inner[:, : 2 * size]
         _sigmoid(both)
         candidate = inner[:, 2 * size :]
-        candidate += b_state
         candidate *= both[:, :size]
         candidate += gates[:, 2 * size :]
         np.tanh(candidate, out=candidate)
@@ -122,85 +115,85 @@ def step_numpy(
     return out, np.concatenate([out, cell], axis=1)
 
 
+def _enter(hidden: Array, out: Array, keep: Array, restarts: bool) -> None:
+    if restarts:
+        np.multiply(hidden, keep[:, None], out=out)
+    else:  # most steps: a copy costs less than a product
+        out[...] = hidden
+
+
 class _GruScan(torch.autograd.Function):
-    """The GRU's time loop: gates order (reset, update, candidate)."""
+    """The GRU's time loop: gates in the order reset, update, candidate."""
 
     @staticmethod
     def forward(
-        ctx: Any, gates: torch.Tensor, w_state: torch.Tensor, b_state: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
+        ctx: Any, gates: torch.Tensor, w_state: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        x, w, b = gates.detach().numpy(), w_state.detach().numpy(), b_state.detach().numpy()
-        kept, hidden = keep.numpy(), state.numpy()
+        x, w, kept, hidden = gates.detach().numpy(), w_state.detach().numpy(), keep.numpy(), state.numpy()
         cores, steps, rows, _ = x.shape
         size = w.shape[1]
         before = np.empty((steps, cores, rows, size), np.float32)  # state entering the step, after a restart
+        inner = np.empty((steps, cores, rows, 3 * size), np.float32)  # recurrent part of the gates
         both = np.empty((steps, cores, rows, 2 * size), np.float32)  # reset and update gates
-        inner = np.empty((steps, cores, rows, size), np.float32)  # candidate's recurrent part
         new = np.empty((steps, cores, rows, size), np.float32)
         out = np.empty((cores, steps, rows, size), np.float32)
-        product = np.empty((cores, rows, 3 * size), np.float32)
-        for t in range(steps):
-            h = before[t]
-            np.multiply(hidden, kept[t][:, None], out=h)
+        restarts = (kept.min(axis=1) < 1).tolist()
+        in_both, in_new = x[..., : 2 * size].swapaxes(0, 1), x[..., 2 * size :].swapaxes(0, 1)
+        for t, sigmoid_here in enumerate(torch.from_numpy(both).unbind(0)):
+            h, product, gate, n = before[t], inner[t], both[t], new[t]
+            _enter(hidden, h, kept[t], restarts[t])
             np.matmul(h, w, out=product)
-            gate = both[t]
-            np.add(x[:, t, :, : 2 * size], product[..., : 2 * size], out=gate)
-            _sigmoid(gate)
-            np.add(product[..., 2 * size :], b, out=inner[t])
-            n = new[t]
-            np.multiply(gate[..., :size], inner[t], out=n)
-            n += x[:, t, :, 2 * size :]
+            np.add(in_both[t], product[..., : 2 * size], out=gate)
+            torch.sigmoid_(sigmoid_here)
+            np.multiply(gate[..., :size], product[..., 2 * size :], out=n)
+            n += in_new[t]
             np.tanh(n, out=n)
             hidden = out[:, t]
             np.subtract(h, n, out=hidden)
             hidden *= gate[..., size:]
             hidden += n
-        ctx.saved = (w, kept, before, both, inner, new)
+        ctx.saved = (w, kept, restarts, before, inner, both, new)
         return torch.from_numpy(out), None
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        w, kept, before, both, inner, new = ctx.saved
-        grad_out = grads[0].contiguous().numpy()
+        w, kept, restarts, before, inner, both, new = ctx.saved
+        grad_out = grads[0].numpy().swapaxes(0, 1)
         steps, cores, rows, size = before.shape
-        grad_gates = np.empty((cores, steps, rows, 3 * size), np.float32)
-        # What w_state sees differs from grad_gates in the candidate's part (it lies inside the reset gate).
+        reset, update = both[..., :size], both[..., size:]
+        # Slopes of every step at once: the loop only multiplies.
+        by_new = (1.0 - update) * (1.0 - new * new)
+        by_reset = inner[..., 2 * size :] * reset * (1.0 - reset)
+        by_update = (before - new) * update * (1.0 - update)
+        w_back = np.ascontiguousarray(w.transpose(0, 2, 1))
         grad_inner = np.empty((steps, cores, rows, 3 * size), np.float32)
-        # d sigmoid and d tanh of every step at once: the loop below only multiplies.
-        slope = both * (1.0 - both)
-        slope_new = 1.0 - new * new
-        gap = before - new
-        w_t = np.ascontiguousarray(w.transpose(0, 2, 1))
+        grad_new = np.empty((steps, cores, rows, size), np.float32)
         grad = np.zeros((cores, rows, size), np.float32)
         back = np.empty_like(grad)
         for t in range(steps - 1, -1, -1):
-            grad += grad_out[:, t]
-            update = both[t, ..., size:]
-            gin = grad_inner[t]
-            g_new = grad_gates[:, t, :, 2 * size :]
-            np.subtract(1.0, update, out=g_new)
-            g_new *= grad
-            g_new *= slope_new[t]
-            np.multiply(g_new, both[t, ..., :size], out=gin[..., 2 * size :])
-            np.multiply(g_new, inner[t], out=gin[..., :size])
-            np.multiply(grad, gap[t], out=gin[..., size : 2 * size])
-            gin[..., : 2 * size] *= slope[t]
-            np.matmul(gin, w_t, out=back)
-            grad *= update
+            grad += grad_out[t]
+            g, n = grad_inner[t], grad_new[t]
+            np.multiply(grad, by_new[t], out=n)
+            np.multiply(n, by_reset[t], out=g[..., :size])
+            np.multiply(grad, by_update[t], out=g[..., size : 2 * size])
+            np.multiply(n, reset[t], out=g[..., 2 * size :])
+            np.matmul(g, w_back, out=back)
+            grad *= update[t]
             grad += back
-            grad *= kept[t][:, None]
-        grad_gates[..., : 2 * size] = grad_inner[..., : 2 * size].transpose(1, 0, 2, 3)
+            if restarts[t]:
+                grad *= kept[t][:, None]
         grad_w = _outer(before, grad_inner)
-        grad_b = grad_inner[..., 2 * size :].sum(axis=(0, 2))[:, None, :]
-        return torch.from_numpy(grad_gates), torch.from_numpy(grad_w), torch.from_numpy(grad_b), None, None
+        # What the input sees differs in the candidate alone, whose recurrent part lies inside the reset gate.
+        grad_inner[..., 2 * size :] = grad_new
+        return torch.from_numpy(grad_inner).transpose(0, 1), torch.from_numpy(grad_w), None, None
 
 
 class _LstmScan(torch.autograd.Function):
-    """The LSTM's time loop: gates order (input, forget, output, candidate)."""
+    """The LSTM's time loop: gates in the order input, forget, output, candidate."""
 
     @staticmethod
     def forward(
-        ctx: Any, gates: torch.Tensor, w_state: torch.Tensor, b_state: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
+        ctx: Any, gates: torch.Tensor, w_state: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, w, kept = gates.detach().numpy(), w_state.detach().numpy(), keep.numpy()
         cores, steps, rows, _ = x.shape
@@ -208,59 +201,64 @@ class _LstmScan(torch.autograd.Function):
         hidden, cell = state.numpy()[..., :size], state.numpy()[..., size:]
         before = np.empty((steps, cores, rows, size), np.float32)
         cell_before = np.empty((steps, cores, rows, size), np.float32)
-        gate_all = np.empty((steps, cores, rows, 4 * size), np.float32)
+        both = np.empty((steps, cores, rows, 4 * size), np.float32)
         squashed = np.empty((steps, cores, rows, size), np.float32)
         out = np.empty((cores, steps, rows, size), np.float32)
         cells = np.empty((cores, steps, rows, size), np.float32)
-        for t in range(steps):
-            k = kept[t][:, None]
-            np.multiply(hidden, k, out=before[t])
-            np.multiply(cell, k, out=cell_before[t])
-            gate = gate_all[t]
+        product = np.empty((cores, rows, size), np.float32)
+        restarts = (kept.min(axis=1) < 1).tolist()
+        x = x.swapaxes(0, 1)
+        for t, sigmoid_here in enumerate(torch.from_numpy(both)[..., : 3 * size].unbind(0)):
+            gate = both[t]
+            _enter(hidden, before[t], kept[t], restarts[t])
+            _enter(cell, cell_before[t], kept[t], restarts[t])
             np.matmul(before[t], w, out=gate)
-            gate += x[:, t]
-            _sigmoid(gate[..., : 3 * size])
-            np.tanh(gate[..., 3 * size :], out=gate[..., 3 * size :])
+            gate += x[t]
+            torch.sigmoid_(sigmoid_here)
+            new = gate[..., 3 * size :]
+            np.tanh(new, out=new)
             cell = cells[:, t]
-            np.multiply(gate[..., :size], gate[..., 3 * size :], out=cell)
-            cell += gate[..., size : 2 * size] * cell_before[t]
+            np.multiply(gate[..., size : 2 * size], cell_before[t], out=cell)
+            np.multiply(gate[..., :size], new, out=product)
+            cell += product
             np.tanh(cell, out=squashed[t])
             hidden = out[:, t]
             np.multiply(gate[..., 2 * size : 3 * size], squashed[t], out=hidden)
-        ctx.saved = (w, kept, before, cell_before, gate_all, squashed)
-        ctx.mark_non_differentiable(cells_tensor := torch.from_numpy(cells))
-        return torch.from_numpy(out), cells_tensor
+        ctx.saved = (w, kept, restarts, before, cell_before, both, squashed)
+        remembered = torch.from_numpy(cells)
+        ctx.mark_non_differentiable(remembered)
+        return torch.from_numpy(out), remembered
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        w, kept, before, cell_before, gate_all, squashed = ctx.saved
-        grad_out = grads[0].contiguous().numpy()
+        w, kept, restarts, before, cell_before, both, squashed = ctx.saved
+        grad_out = grads[0].numpy().swapaxes(0, 1)
         steps, cores, rows, size = before.shape
+        into, forget, emit, new = (both[..., i * size : (i + 1) * size] for i in range(4))
+        by_cell = emit * (1.0 - squashed * squashed)  # d output / d cell
+        by_input = new * into * (1.0 - into)
+        by_forget = cell_before * forget * (1.0 - forget)
+        by_emit = squashed * emit * (1.0 - emit)
+        by_new = into * (1.0 - new * new)
+        w_back = np.ascontiguousarray(w.transpose(0, 2, 1))
         grad_gates = np.empty((steps, cores, rows, 4 * size), np.float32)
-        slope = gate_all * (1.0 - gate_all)
-        slope[..., 3 * size :] = 1.0 - gate_all[..., 3 * size :] ** 2
-        through = gate_all[..., 2 * size : 3 * size] * (1.0 - squashed * squashed)  # d output / d cell
-        w_t = np.ascontiguousarray(w.transpose(0, 2, 1))
         grad = np.zeros((cores, rows, size), np.float32)
         grad_cell = np.zeros((cores, rows, size), np.float32)
         for t in range(steps - 1, -1, -1):
-            grad += grad_out[:, t]
-            grad_cell += grad * through[t]
-            gate, g = gate_all[t], grad_gates[t]
-            np.multiply(grad_cell, gate[..., 3 * size :], out=g[..., :size])
-            np.multiply(grad_cell, cell_before[t], out=g[..., size : 2 * size])
-            np.multiply(grad, squashed[t], out=g[..., 2 * size : 3 * size])
-            np.multiply(grad_cell, gate[..., :size], out=g[..., 3 * size :])
-            g *= slope[t]
-            np.matmul(g, w_t, out=grad)
-            k = kept[t][:, None]
-            grad *= k
-            grad_cell *= gate[..., size : 2 * size]
-            grad_cell *= k
+            grad += grad_out[t]
+            grad_cell += grad * by_cell[t]
+            g = grad_gates[t]
+            np.multiply(grad_cell, by_input[t], out=g[..., :size])
+            np.multiply(grad_cell, by_forget[t], out=g[..., size : 2 * size])
+            np.multiply(grad, by_emit[t], out=g[..., 2 * size : 3 * size])
+            np.multiply(grad_cell, by_new[t], out=g[..., 3 * size :])
+            np.matmul(g, w_back, out=grad)
+            grad_cell *= forget[t]
+            if restarts[t]:
+                grad *= kept[t][:, None]
+                grad_cell *= kept[t][:, None]
         grad_w = _outer(before, grad_gates)
-        grad_b = np.zeros((cores, 1, 0), np.float32)
-        grad_x = np.ascontiguousarray(grad_gates.transpose(1, 0, 2, 3))
-        return torch.from_numpy(grad_x), torch.from_numpy(grad_w), torch.from_numpy(grad_b), None, None
+        return torch.from_numpy(grad_gates).transpose(0, 1), torch.from_numpy(grad_w), None, None
 
 
 def _outer(before: Array, grad: Array) -> Array:
@@ -273,7 +271,7 @@ def _outer(before: Array, grad: Array) -> Array:
 
 
 def _gru_loop(
-    gates: torch.Tensor, w: torch.Tensor, b: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
+    gates: torch.Tensor, w: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
 ) -> tuple[torch.Tensor, None]:
     size = w.shape[1]
     hidden, outputs = state, []
@@ -281,14 +279,14 @@ def _gru_loop(
         hidden = hidden * keep[t][:, None]
         inner, x = hidden @ w, gates[:, t]
         reset, update = (x[..., : 2 * size] + inner[..., : 2 * size]).sigmoid().chunk(2, dim=-1)
-        new = torch.tanh(x[..., 2 * size :] + reset * (inner[..., 2 * size :] + b))
+        new = torch.tanh(x[..., 2 * size :] + reset * inner[..., 2 * size :])
         hidden = new + update * (hidden - new)
         outputs.append(hidden)
     return torch.stack(outputs, dim=1), None
 
 
 def _lstm_loop(
-    gates: torch.Tensor, w: torch.Tensor, b: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
+    gates: torch.Tensor, w: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     size = w.shape[1]
     hidden, cell = state[..., :size], state[..., size:]
@@ -302,8 +300,3 @@ def _lstm_loop(
         outputs.append(hidden)
         cells.append(cell)
     return torch.stack(outputs, dim=1), torch.stack(cells, dim=1)
-
-
-def default_scale() -> float:
-    """Return the gain for hidden layers: √2 keeps the variance of tanh and ReLU layers near one."""
-    return math.sqrt(2.0)

@@ -1,0 +1,161 @@
+"""A fleet as a `gymnasium.vector.VectorEnv`: the same observations, rewards, flags and infos, to the byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from envfleet.batch import decoded
+from envfleet.errors import BadArgument, ResetNeeded
+from envfleet.fleet import Fleet
+from envfleet.layout import gather, scalar_reader
+
+
+def parse_autoreset_mode(mode: Any) -> AutoresetMode:
+    """Gymnasium's enum from its value, its name, or itself.
+
+    Example:
+        >>> parse_autoreset_mode("NextStep"), parse_autoreset_mode("SAME_STEP")
+        (<AutoresetMode.NEXT_STEP: 'NextStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)
+    """
+    for known in AutoresetMode:
+        if mode in (known, known.value, known.name):
+            return known
+    raise BadArgument(f"autoreset_mode={mode!r}: choose one of {', '.join(repr(m.value) for m in AutoresetMode)}")
+
+
+class FleetVectorEnv(VectorEnv[Any, Any, Any]):
+    """The vector environment that `make_vec` returns; `fleet` is the fleet below it."""
+
+    def __init__(self, fleet: Fleet, mode: AutoresetMode, copy: bool = True) -> None:
+        self.fleet = fleet
+        self.num_envs = fleet.num_envs
+        self.copy = copy
+        self.autoreset_mode = mode
+        self.metadata = {**fleet.metadata, "autoreset_mode": mode}
+        self.render_mode = fleet.render_mode
+        self.spec = fleet.spec
+        self.single_observation_space = fleet.single_observation_space
+        self.single_action_space = fleet.single_action_space
+        self.observation_space = fleet.observation_space
+        self.action_space = fleet.action_space
+        self._ended = np.zeros(self.num_envs, bool)
+        self._obs: Any = None
+        self._readers = [scalar_reader(leaf) if leaf.is_column else None for leaf in fleet.slab.obs_leaves]
+
+    # VectorEnv's own np_random belongs to the vector; Gymnasium's Sync and Async show the sub-environments' instead.
+    @property
+    def np_random_seed(self) -> Any:
+        """The seeds of the environments' generators."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]  # read-only here: the generators live in the workers
+    def np_random(self) -> Any:
+        """The environments' generators."""
+        return self.get_attr("np_random")
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all, or the environments of `options["reset_mask"]`."""
+        mask = None
+        if options is not None and "reset_mask" in options:
+            mask = _checked_mask(options.pop("reset_mask"), self.num_envs)
+        slots = None if mask is None else np.flatnonzero(mask)
+        if seed is not None and not isinstance(seed, (int, np.integer)):
+            if len(seed) != self.num_envs:
+                raise ValueError(
+                    f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got length={len(seed)}."
+                )
+            seed = list(seed) if slots is None else [seed[slot] for slot in slots]
+        batch = self.fleet.reset(seed=seed, slots=slots, options=options)
+        self._ended[batch.slots] = False
+        infos: dict[str, Any] = {}
+        for slot, info in zip(batch.slots.tolist(), batch.info):
+            if info:
+                infos = self._add_info(infos, info, slot)
+        return self._observations(), infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Send the actions; `step_wait` gives the result."""
+        if self.autoreset_mode == AutoresetMode.DISABLED and self._ended.any():
+            raise ResetNeeded(np.flatnonzero(self._ended).tolist(), "reset them by options={'reset_mask': …} first")
+        self.fleet.send(actions)
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Wait for the result of `step_async`."""
+        batch = self.fleet.recv(timeout_s=timeout, copy=False)
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
+        self._ended = terminated | truncated
+        infos: dict[str, Any] = {}
+        if same_step and self._ended.any():
+            ended, final_info = self._ended.tolist(), batch.final_info
+            for slot, info in enumerate(batch.info):
+                if ended[slot]:
+                    final = {"final_obs": self._final_obs(slot), "final_info": final_info[slot]}
+                    infos = self._add_info(infos, final, slot)
+                infos = self._add_info(infos, info, slot)
+        elif batch._info:
+            for slot in sorted(batch._info):
+                infos = self._add_info(infos, decoded(batch._info, slot), slot)
+        return self._observations(), batch.reward.copy(), terminated, truncated, infos
+
+    def _observations(self) -> Any:
+        return self.fleet.slab.tree("obs", slice(None), self.copy)
+
+    def _final_obs(self, slot: int) -> Any:
+        slab = self.fleet.slab
+        values = [
+            slab.mail["final_obs"][i][slot] if array is None or read is None else read(array[slot, 0])
+            for i, (array, read) in enumerate(zip(slab.leaf_arrays("final_obs"), self._readers))
+        ]
+        return gather(self.single_observation_space, values)
+
+    def render(self) -> tuple[Any, ...] | None:
+        """One frame per environment."""
+        return self.fleet._call("render", "render", (), {}, None)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every environment, or read an attribute."""
+        return self.fleet.call(name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every environment."""
+        return self.fleet.get_attr(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment (a list or tuple: one value each)."""
+        if isinstance(values, (list, tuple)) and len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        self.fleet.set_attr(name, values)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the fleet."""
+        self.fleet.close()
+
+
+def _checked_mask(mask: Any, num_envs: int) -> np.ndarray[Any, Any]:
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError("`options['reset_mask']` must contain at least one True value")
+    return mask
+
+
+def is_vector_env(env: Any) -> bool:
+    """Whether an object is a Gymnasium vector environment already."""
+    return isinstance(env, gym.vector.VectorEnv)

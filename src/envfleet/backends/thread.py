@@ -1,0 +1,191 @@
+"""thread: worker threads of this process. For envs that wait (I/O, sleeps, C code without the GIL).
+
+A stuck call cannot be ended in a thread: it is abandoned, its slot is quarantined, its worker's other slots get a new
+thread, and `close()` names what is still stuck.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from envfleet.backends.base import Finished, Loss, spread
+from envfleet.backends.local import Described, LocalBackend
+from envfleet.recipe import Recipe
+from envfleet.slab import Slots
+from envfleet.slot import drive
+from envfleet.supervise.faults import Failure
+from envfleet.supervise.memory import Pulse
+
+
+class _Worker:
+    """One thread and what it has to do. `jobs` survives the thread: a replacement takes it over."""
+
+    def __init__(self, index: int, pulse: Pulse) -> None:
+        self.index = index
+        self.pulse = pulse
+        self.jobs: SimpleQueue[Any] = SimpleQueue()
+        self.thread: threading.Thread
+        self.generation = 0
+
+
+class ThreadBackend(LocalBackend):
+    """Slots over threads; by default a thread per slot up to 64, since slots that wait should wait side by side."""
+
+    name = "thread"
+
+    def __init__(self, num_workers: int | None = None) -> None:
+        super().__init__()
+        self._wanted = num_workers
+        self._done: SimpleQueue[int] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._stuck: list[tuple[int, threading.Thread, str]] = []
+
+    def start(self, recipe: Recipe) -> dict[int, Described]:
+        """Start the threads and let them build their envs side by side."""
+        self._make_lives(recipe)
+        self.num_workers = min(self._wanted or min(recipe.num_slots, 64), recipe.num_slots)
+        self.worker_of = spread(recipe.num_slots, self.num_workers)
+        self.pulses = Pulse.local(self.num_workers)
+        self._workers = [_Worker(i, pulse) for i, pulse in enumerate(self.pulses)]
+        for worker in self._workers:
+            self._launch(worker)
+        for life in self.lives:
+            self._workers[self.worker_of[life.slot]].jobs.put(("build", life.slot))
+        return self._collect_built()
+
+    def _collect_built(self) -> dict[int, Described]:
+        built: dict[int, Described] = {}
+        while len(built) < len(self.lives):
+            try:
+                slot = self._done.get(timeout=0.1)
+                built[slot] = self._described(self.lives[slot])
+            except Empty:
+                for worker in self._workers:
+                    slot, phase, since = worker.pulse.read()
+                    if slot >= 0 and time.monotonic() - since > self.recipe.init_timeout_s:
+                        stack = self.kill(worker.index)
+                        text = f"__init__ took longer than init_timeout_s={self.recipe.init_timeout_s:g}"
+                        built[slot] = Failure("init", text, stack)
+        return built
+
+    def _launch(self, worker: _Worker) -> None:
+        worker.generation += 1
+        worker.thread = threading.Thread(
+            target=self._work, args=(worker, worker.generation), name=f"envfleet-{worker.index}", daemon=True
+        )
+        worker.thread.start()
+
+    def _work(self, worker: _Worker, generation: int) -> None:
+        while True:
+            job = worker.jobs.get()
+            if job is None:
+                return
+            if type(job) is int:
+                life = self.lives[job]
+                drive(life, life.advance(), worker.pulse.enter)
+                slot = job
+            elif job[0] == "build":
+                slot = job[1]
+                life = self.lives[slot]
+                drive(life, life.build(), worker.pulse.enter)
+            else:
+                slot, phase, name, args, kwargs = job[1:]
+                worker.pulse.enter(slot, phase)
+                answer = self._call_now(slot, phase, name, args, kwargs)
+                if worker.generation != generation:
+                    return
+                worker.pulse.enter(-1, "idle")
+                self._answers.put((slot, answer))
+                continue
+            if worker.generation != generation:
+                return  # given up long ago: another thread has this worker's slots, and this row is not ours
+            self._done.put(slot)
+
+    def submit(self, slots: Slots) -> None:
+        """Queue the slots at their threads."""
+        workers, worker_of = self._workers, self.worker_of
+        for slot in slots.tolist():
+            workers[worker_of[slot]].jobs.put(slot)
+
+    def wait(self, at_least: int, timeout_s: float) -> Finished:
+        """Collect what the threads have finished."""
+        done: list[int] = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                while True:
+                    done.append(self._done.get_nowait())
+            except Empty:
+                left = deadline - time.monotonic()
+                if len(done) >= at_least or left <= 0:
+                    break
+            try:
+                done.append(self._done.get(timeout=left))
+            except Empty:
+                break
+        return self._finish(done)
+
+    def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
+        """Call in the slots' own threads: some envs may only be touched by the thread that built them."""
+        for i, slot in enumerate(slots):
+            job = ("call", slot, phase, name, args[i] if each else args, kwargs)
+            self._workers[self.worker_of[slot]].jobs.put(job)
+
+    def replies(self, timeout_s: float) -> dict[int, Any]:
+        """Answers so far; waits for one at most `timeout_s`."""
+        replies: dict[int, Any] = {}
+        try:
+            slot, answer = self._answers.get(timeout=max(timeout_s, 1e-4))
+            replies[slot] = answer
+            while True:
+                slot, answer = self._answers.get_nowait()
+                replies[slot] = answer
+        except Empty:
+            return replies
+
+    def kill(self, worker: int) -> str:
+        """Give up the call the worker is in; a new thread takes its other slots."""
+        stuck = self._workers[worker]
+        slot, phase, _ = stuck.pulse.read()
+        stack = _stack_of(stuck.thread)
+        if slot >= 0:
+            self.lives[slot].abandoned = True
+            self._stuck.append((slot, stuck.thread, phase))
+        # The stuck thread keeps its own pulse: it must not speak for the one that replaces it.
+        stuck.pulse = self.pulses[worker] = Pulse.local(1)[0]
+        self._launch(stuck)
+        return stack
+
+    def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
+        """Close the envs in their threads, end the threads; name those that do not end."""
+        deadline = time.monotonic() + timeout_s
+        problems: list[tuple[int, Failure | Loss]] = []
+        closer = threading.Thread(target=lambda: problems.extend(self._close_lives()), daemon=True)
+        for worker in self._workers:
+            worker.jobs.put(None)
+        for worker in self._workers:
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+            if worker.thread.is_alive():
+                slot, phase, _ = worker.pulse.read()
+                if slot >= 0:
+                    self.lives[slot].abandoned = True
+                    self._stuck.append((slot, worker.thread, phase))
+        closer.start()
+        closer.join(max(0.2, deadline - time.monotonic()))
+        if closer.is_alive():
+            problems.append((-1, Failure("close", "close() of an environment did not return", _stack_of(closer))))
+        for slot, thread, phase in self._stuck:
+            if thread.is_alive():
+                why = f"its thread {thread.name!r} is still stuck in {phase} and cannot be ended"
+                problems.append((slot, Failure(phase, why, _stack_of(thread))))
+        return problems
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or -1)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""

@@ -1,0 +1,486 @@
+"""The fleet: N slots behind send and recv."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from envfleet.actions import ActionWriter
+from envfleet.backends.base import Backend
+from envfleet.batch import Batch
+from envfleet.errors import BadArgument, EnvFailed, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.layout import RESET, STEP, Layout
+from envfleet.plan import Plan
+from envfleet.recipe import pickled
+from envfleet.slab import Slab, Slots
+from envfleet.supervise.faults import Failure, Fault
+from envfleet.supervise.supervisor import DONE, IDLE, OUT, Policy, Supervisor
+
+#: In `assign`: leave this slot's task as it is.
+KEEP: Any = type("Keep", (), {"__repr__": lambda self: "KEEP"})()
+
+_FOREVER = 1e9
+
+
+class _Book:
+    """What fleet and supervisor both know of the slots. Holds no reference to the fleet."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.state = np.zeros(num_slots, np.int8)  # IDLE, OUT, DONE
+        self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
+        self.task_blobs: list[bytes] = []
+        self.task_ids: dict[bytes, int] = {}
+        self.actions: collections.deque[Any] = collections.deque(maxlen=8)
+
+    def task_value(self, task: int) -> Any:
+        return pickle.loads(self.task_blobs[task]) if task >= 0 else None
+
+    def last_actions(self, slot: int) -> tuple[Any, ...]:
+        found = []
+        for slots, actions in self.actions:
+            at = np.searchsorted(slots, slot)
+            if at < len(slots) and slots[at] == slot:
+                found.append(actions[at] if isinstance(actions, (np.ndarray, list)) else "…")
+        return tuple(found)
+
+
+class Fleet:
+    """Many environments, stepped together or apart.
+
+    Made by `envfleet.make`. Not thread-safe: one thread drives a fleet.
+
+    Example:
+        >>> import envfleet as ef
+        >>> with ef.make("CartPole-v1", num_envs=4, backend="serial") as fleet:
+        ...     batch = fleet.reset(seed=0)
+        ...     fleet.send([0, 1], slots=[1, 3])
+        ...     batch = fleet.recv(at_least=1)
+        >>> batch.slots.tolist()
+        [1, 3]
+    """
+
+    def __init__(self, backend: Backend, policy: Policy, plan: Plan, debug: bool = False) -> None:
+        self.plan = plan
+        self._backend = backend
+        self._debug = debug
+        recipe = backend.recipe
+        self.num_envs = recipe.num_slots
+        self._book = _Book(self.num_envs)
+        self._all = np.arange(self.num_envs)
+        self._late_assign: dict[int, dict[str, Any]] = {}
+        self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
+        self._closed = False
+        # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
+        self._finalizer = weakref.finalize(self, _close_quietly, backend, os.getpid())
+        self._policy = policy
+
+    def _set_layout(self, layout: Layout, about: dict[str, Any]) -> None:
+        self.layout = layout
+        self.single_observation_space = layout.observation_space
+        self.single_action_space = layout.action_space
+        self.metadata: dict[str, Any] = about["metadata"]
+        self.render_mode: str | None = about["render_mode"]
+        self.spec = self._backend.recipe.spec
+        self.slab: Slab = self._backend.attach(layout)
+        self._supervisor = Supervisor(self._backend, self._policy, self._book)
+        self._writer = ActionWriter(self.slab)
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """The space of `batch.obs` for all slots."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """The space of the actions for all slots."""
+        return batch_space(self.single_action_space, self.num_envs)
+
+    @property
+    def on_end(self) -> str:
+        """What happens at an episode's end: "reset" or "wait"."""
+        return self._backend.recipe.on_end
+
+    @property
+    def faults(self) -> list[Fault]:
+        """Every fault so far, oldest first."""
+        return self._supervisor.faults
+
+    @property
+    def quarantined(self) -> Slots:
+        """Slots that were given up."""
+        return np.flatnonzero(self._supervisor.quarantined)
+
+    # -- stepping -----------------------------------------------------------------------------------------------
+
+    def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
+        """Hand actions to slots and let them step. Returns at once on backends with workers.
+
+        `actions` are batched as Gymnasium batches them, one per slot in the order of `slots` (default: all).
+        """
+        chosen, order = self._slots(slots)
+        self._refuse_unless_idle(chosen)
+        fresh = self.slab.head["started"][chosen] == 0
+        if fresh.any():
+            missing = chosen[fresh & ~self._supervisor.quarantined[chosen]]
+            if len(missing):
+                raise ResetNeeded(missing.tolist())
+        mail = self._writer.write(actions, chosen, order, check=self._debug)
+        self._book.actions.append((chosen, self._writer.last))
+        if mail:
+            self._backend.give_mail(mail)
+        self._submit(chosen, STEP)
+
+    def _submit(self, slots: Slots, command: int) -> None:
+        head, book, supervisor = self.slab.head, self._book, self._supervisor
+        self._deliver_late_assign(slots)
+        if self._debug:
+            for batch in list(self._handed_out):
+                batch.poison(slots)
+        head["command"][slots] = command
+        if supervisor.troubled:
+            slots = self._submit_troubled(slots, command)
+        book.state[slots] = OUT
+        if len(slots):
+            try:
+                self._backend.submit(slots)
+            except KeyboardInterrupt:
+                # An env was interrupted in this very thread: its slots are rebuilt at the next reset.
+                supervisor.lost[slots] = supervisor.troubled = True
+                book.state[slots] = IDLE
+                raise
+
+    def _submit_troubled(self, slots: Slots, command: int) -> Slots:
+        """Slots that are quarantined come back at once; lost ones are rebuilt, and say so in their row."""
+        supervisor, state = self._supervisor, self._book.state
+        quarantined = supervisor.quarantined[slots]
+        for slot in slots[quarantined].tolist():
+            supervisor.quarantine_row(slot)
+            state[slot] = DONE
+        slots = slots[~quarantined]
+        lost = slots[supervisor.lost[slots]].tolist()
+        if command == STEP:
+            for slot in lost:
+                supervisor.sent_lost(slot)
+        supervisor.prepare_rebuild(lost)
+        return slots
+
+    def recv(
+        self,
+        slots: Sequence[int] | Slots | None = None,
+        at_least: int | None = None,
+        timeout_s: float | None = None,
+        copy: bool = True,
+    ) -> Batch:
+        """Receive slots that were sent: all of them, or as many as are finished once `at_least` are.
+
+        Rows come in ascending slot order. `copy=False` gives views valid until a slot is sent again. With `timeout_s`,
+        RecvTimeout is raised when the time is over; nothing is lost by it.
+        """
+        self._refuse_closed()
+        state = self._book.state
+        wanted = np.flatnonzero(state != IDLE) if slots is None else self._slots(slots)[0]
+        if not len(wanted):
+            raise FleetError("nothing was sent, so nothing can be received: send() first")
+        idle = wanted[state[wanted] == IDLE]
+        if len(idle):
+            raise FleetError(f"slots {idle.tolist()} were not sent, so they cannot be received: send() them first")
+        need = len(wanted) if at_least is None else at_least
+        if not 1 <= need <= len(wanted):
+            raise BadArgument(f"at_least={at_least}: {len(wanted)} slots are out")
+        self._wait(wanted, need, timeout_s)
+        got = wanted[state[wanted] == DONE]
+        if self._supervisor.pending:
+            self._supervisor.raise_pending(got.tolist())
+        state[got] = IDLE
+        return self._batch(got, copy)
+
+    def _wait(self, wanted: Slots, need: int, timeout_s: float | None) -> None:
+        """Until `need` of `wanted` are done. Everything that can go wrong on the way is the supervisor's."""
+        backend, supervisor, state = self._backend, self._supervisor, self._book.state
+        deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
+        while True:
+            missing = need - int(np.count_nonzero(state[wanted] == DONE))
+            if missing <= 0:
+                return
+            left = deadline - backend.now()
+            if left < 0:
+                raise RecvTimeout(wanted[state[wanted] == OUT].tolist(), timeout_s or 0.0)
+            supervisor.rebuild_due()
+            finished = backend.wait(missing, min(left, supervisor.next_look_s()))
+            if finished:
+                supervisor.take(finished)
+                supervisor.look()
+            else:
+                supervisor.look(force=True)
+
+    def ready(self) -> Slots:
+        """Slots that are finished and wait to be received. Never blocks."""
+        self._refuse_closed()
+        if (self._book.state == OUT).any():
+            self._supervisor.rebuild_due()
+            finished = self._backend.wait(self.num_envs, 0.0)
+            if finished:
+                self._supervisor.take(finished)
+            self._supervisor.look()
+        return np.flatnonzero(self._book.state == DONE)
+
+    def step(self, actions: Any, copy: bool = True) -> Batch:
+        """Step all slots: `send` and `recv` of all."""
+        self.send(actions)
+        return self.recv(self._all, copy=copy)
+
+    def _batch(self, slots: Slots, copy: bool) -> Batch:
+        backend = self._backend
+        info, final_info = _pick(backend.info, slots), _pick(backend.final_info, slots)
+        if self.on_end == "wait":
+            final_info = info
+        if not self._debug or copy:
+            return Batch(self.slab, slots, info, final_info, copy)
+        # Debug: what looks like a view is a copy that turns loud when its slot is sent again.
+        batch = Batch(self.slab, slots, info, final_info, True)
+        self._handed_out.add(batch)
+        return batch
+
+    # -- resetting ----------------------------------------------------------------------------------------------
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        tasks: Any = None,
+        slots: Sequence[int] | Slots | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Batch:
+        """Reset slots (default: all) now and give their first observations.
+
+        `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
+        go on. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
+        """
+        chosen, order = self._slots(slots)
+        out = chosen[self._book.state[chosen] == OUT]
+        if len(out):
+            raise SlotBusy(out.tolist(), "recv() them before resetting")
+        if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
+            seeds: Any = [int(seed) + int(slot) for slot in (chosen if order is None else chosen[np.argsort(order)])]
+        else:
+            seeds = seed
+        if seeds is not None or tasks is not None:
+            self.assign(slots if slots is not None else self._all, tasks=tasks, seeds=seeds)
+        if options is not None:
+            self._backend.give_options({slot: options for slot in chosen.tolist()})
+        for slot in chosen.tolist():
+            self._supervisor.pending.pop(slot, None)
+        self._submit(chosen, RESET)
+        return self.recv(chosen)
+
+    def assign(self, slots: Sequence[int] | Slots, tasks: Any = None, seeds: Any = None) -> None:
+        """Set what the next reset of these slots uses, automatic or not.
+
+        `tasks`: a list or tuple with one task per slot (KEEP leaves a slot as it is, None takes its task away), or one task
+        for all (any other value). A task stays until replaced. `seeds`: one int or None per slot, used once.
+        """
+        chosen, order = self._slots(slots)
+        names = chosen if order is None else chosen[np.argsort(order)]
+        changes: dict[int, dict[str, Any]] = {int(slot): {} for slot in names}
+        if tasks is not None:
+            values = list(tasks) if isinstance(tasks, (list, tuple)) else [tasks] * len(names)
+            _check_length("tasks", values, len(names))
+            for slot, value in zip(names.tolist(), values):
+                if value is not KEEP:
+                    changes[slot]["next_task"] = self._task_id(value)
+        if seeds is not None:
+            values = list(seeds) if isinstance(seeds, (list, tuple, np.ndarray)) else [seeds] * len(names)
+            _check_length("seeds", values, len(names))
+            for slot, value in zip(names.tolist(), values):
+                if value is not None:
+                    changes[slot]["next_seed"] = _checked_seed(value)
+        for slot, change in changes.items():
+            if self._book.state[slot] == OUT:
+                # The worker has the row. What is assigned now goes with the next send, whenever this one finishes.
+                self._late_assign.setdefault(slot, {}).update(change)
+            else:
+                self._write_assigned(slot, change)
+
+    def _write_assigned(self, slot: int, change: dict[str, Any]) -> None:
+        for name, value in change.items():
+            self.slab.head[name][slot] = value
+        if "next_seed" in change:
+            self._book.base_seed[slot] = change["next_seed"]
+
+    def _deliver_late_assign(self, slots: Slots) -> None:
+        if self._late_assign:
+            for slot in slots.tolist():
+                self._write_assigned(slot, self._late_assign.pop(slot, {}))
+
+    def _task_id(self, value: Any) -> int:
+        if value is None:
+            return -1
+        blob = pickled(value, "the task")
+        book = self._book
+        if blob not in book.task_ids:
+            book.task_ids[blob] = len(book.task_blobs)
+            book.task_blobs.append(blob)
+            self._backend.give_tasks({book.task_ids[blob]: blob})
+        return book.task_ids[blob]
+
+    def task_value(self, task: int) -> Any:
+        """The task behind an id of the column `task` (None for -1)."""
+        return self._book.task_value(int(task))
+
+    # -- the envs' own interface --------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, slots: Sequence[int] | Slots | None = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env (or read an attribute) through its wrappers; one result per slot."""
+        return self._call("call", name, args, kwargs, slots)
+
+    def get_attr(self, name: str, slots: Sequence[int] | Slots | None = None) -> tuple[Any, ...]:
+        """An attribute of each env."""
+        return self.call(name, slots=slots)
+
+    def set_attr(self, name: str, values: Any, slots: Sequence[int] | Slots | None = None) -> None:
+        """Set an attribute of each env: a list or tuple has one value per slot, anything else goes to all."""
+        count = len(self._slots(slots)[0])
+        each = list(values) if isinstance(values, (list, tuple)) else [values] * count
+        _check_length("values", each, count)
+        self._call("call", "__set__", [(name, value) for value in each], {}, slots, each=True)
+
+    def render(self, slot: int = 0) -> Any:
+        """What `env.render()` of one slot gives."""
+        return self._call("render", "render", (), {}, [slot])[0]
+
+    def _call(self, phase: str, name: str, args: Any, kwargs: Any, slots: Any, each: bool = False) -> tuple[Any, ...]:
+        chosen, order = self._slots(slots)
+        out = chosen[self._book.state[chosen] == OUT]
+        if len(out):
+            raise SlotBusy(out.tolist(), f"recv() them before calling {name!r}")
+        if each and order is not None:
+            args = [args[i] for i in order]
+        self._backend.call(chosen.tolist(), phase, name, args, kwargs, each)
+        results: dict[int, Any] = {}
+        supervisor = self._supervisor
+        while len(results) < len(chosen):
+            results.update(self._backend.replies(supervisor.next_look_s()))
+            before = len(supervisor.faults)
+            finished = self._backend.wait(1, 0.0)
+            if finished:
+                supervisor.take(finished)
+            supervisor.look(force=True)
+            for fault in supervisor.faults[before:]:
+                if fault.slot in chosen and fault.slot not in results:
+                    raise fault.error()
+        for slot in chosen.tolist():
+            if isinstance(results[slot], Failure):
+                failure = results[slot]
+                record = supervisor._record(
+                    slot, "failed", phase, failure.summary, failure=failure, traceback=failure.traceback
+                )
+                error = record.error()
+                assert isinstance(error, EnvFailed)
+                raise error
+        ordered = chosen if order is None else chosen[np.argsort(order)]
+        return tuple(results[slot] for slot in ordered.tolist())
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float = 4.0) -> None:
+        """End everything: envs are asked to close, and whatever does not within `timeout_s` is killed. Idempotent.
+
+        What went wrong in closing is in `faults` and in one warning; it is never raised.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._finalizer.detach() is None or os.getpid() != self.plan.pid:
+            return
+        for slot, problem in self._backend.close(timeout_s):
+            self._note_close_problem(slot, problem)
+        late = [fault for fault in self.faults if fault.phase == "close" or "cannot be ended" in fault.cause]
+        if late:
+            warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=2)
+
+    def _note_close_problem(self, slot: int, problem: Any) -> None:
+        from envfleet.supervise.faults import exit_words
+
+        if isinstance(problem, Failure):
+            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
+            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
+            self._supervisor._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
+        else:
+            cause = f"the worker process {exit_words(problem.exit_code)}"
+            self._supervisor._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def __repr__(self) -> str:
+        return f"Fleet({self._backend.recipe.name}, num_envs={self.num_envs}, {self.plan})"
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise FleetClosed
+
+    def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
+        """Ascending slots, and the order that sorts what the caller gave along with them (None: already sorted)."""
+        self._refuse_closed()
+        if slots is None or slots is self._all:
+            return self._all, None
+        chosen = np.asarray(slots)
+        if chosen.dtype == bool and chosen.shape == (self.num_envs,):
+            return np.flatnonzero(chosen), None
+        if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
+            raise BadArgument(f"slots={slots!r}: give a list of slot numbers, at least one")
+        chosen = chosen.astype(np.int64)
+        if (np.diff(chosen) > 0).all():
+            order = None
+        else:
+            order = np.argsort(chosen, kind="stable")
+            chosen = chosen[order]
+            if (np.diff(chosen) == 0).any():
+                raise BadArgument(f"slots={slots!r}: a slot is named twice")
+        if chosen[0] < 0 or chosen[-1] >= self.num_envs:
+            raise BadArgument(f"slots={slots!r}: this fleet has slots 0 … {self.num_envs - 1}")
+        return chosen, order
+
+    def _refuse_unless_idle(self, slots: Slots) -> None:
+        state = self._book.state[slots]
+        if state.any():
+            raise SlotBusy(slots[state != IDLE].tolist())
+
+
+def _pick(side: dict[int, Any], slots: Slots) -> dict[int, Any]:
+    if not side:
+        return {}
+    return {slot: side[slot] for slot in slots.tolist() if slot in side}
+
+
+def _check_length(what: str, values: list[Any], count: int) -> None:
+    if len(values) != count:
+        raise BadArgument(f"{what} has {len(values)} entries for {count} slots")
+
+
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**63:
+        raise BadArgument(f"seed {seed!r}: give a whole number from 0 to 2**63 - 1, or None")
+    return int(seed)
+
+
+def _close_quietly(backend: Backend, pid: int) -> None:
+    # A forked child of the user's process inherits this finalizer but not the right to end the parent's workers.
+    if os.getpid() == pid:
+        backend.close(2.0)

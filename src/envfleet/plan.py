@@ -1,0 +1,28 @@
+"""The plan: which backend runs a fleet, with how many workers, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a fleet is run. Prints as one line.
+
+    Example:
+        >>> print(Plan("serial", 1, 8, reason="asked for"))
+        serial, 1 worker, 8 slots: asked for
+    """
+
+    backend: str
+    num_workers: int
+    num_slots: int
+    start_method: str | None = None
+    reason: str = "asked for"
+    pid: int = dataclasses.field(default_factory=os.getpid, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        workers = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
+        method = f" ({self.start_method})" if self.start_method else ""
+        return f"{self.backend}{method}, {workers}, {self.num_slots} slots: {self.reason}"

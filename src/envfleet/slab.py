@@ -1,0 +1,136 @@
+"""The slab: a row per slot, in one block of memory.
+
+Whoever holds a slot owns its row: the caller while it is received, the worker while it is sent. There are no locks.
+The block is this process's heap, or shared memory; the arrays are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from envfleet.layout import LOUD, Layout, gather
+
+Slots = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Slab:
+    """Arrays over one block: `slab.obs`, `slab.reward`, `slab.terminated` … with one row per slot.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> layout = Layout(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2))
+        >>> slab = Slab(layout, num_slots=4)
+        >>> slab.obs.shape, slab.reward.shape
+        ((4, 3), (4,))
+    """
+
+    def __init__(self, layout: Layout, num_slots: int, memory: Any = None, fill: bool = True) -> None:
+        self.layout = layout
+        self.num_slots = num_slots
+        at, self.size_bytes = layout.offsets(num_slots)
+        self.memory = memory if memory is not None else np.zeros(self.size_bytes, np.uint8)
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+        for name, dtype, shape in layout.arrays():
+            self.arrays[name] = np.ndarray((num_slots, *shape), dtype, buffer=self.memory, offset=at[name])
+        self.head = self.arrays["head"]
+        self.obs_leaves = layout.obs_leaves
+        self.action_leaves = layout.action_leaves
+        # Objects of mailbox leaves: per leaf index a list with one object per slot. Never in shared memory.
+        self.mail: dict[str, dict[int, list[Any]]] = {
+            kind: {i: [None] * num_slots for i, leaf in enumerate(leaves) if not leaf.is_column}
+            for kind, leaves in (
+                ("obs", self.obs_leaves),
+                ("final_obs", self.obs_leaves),
+                ("action", self.action_leaves),
+            )
+        }
+        if fill:
+            for name in ("episode", "step", "task", "seed", "now_seed", "now_task", "next_seed", "next_task"):
+                self.head[name] = -1
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether any observation leaf travels beside the slab."""
+        return bool(self.mail["obs"])
+
+    def leaf_arrays(self, kind: str) -> list[np.ndarray[Any, Any] | None]:
+        """Per leaf of `kind` ("obs", "final_obs", "action"): its array with the agent axis, None for mailbox leaves."""
+        leaves = self.action_leaves if kind == "action" else self.obs_leaves
+        return [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))]
+
+    def tree(self, kind: str, slots: Slots | slice, copy: bool) -> Any:
+        """Rows of "obs", "final_obs" or "action" as the batched value users know: array, dict or tuple."""
+        space = self.layout.action_space if kind == "action" else self.layout.observation_space
+        values: list[Any] = []
+        for i, array in enumerate(self.leaf_arrays(kind)):
+            if array is None:
+                box = self.mail[kind][i]
+                values.append(tuple(box[slots] if isinstance(slots, slice) else [box[s] for s in slots]))
+            else:
+                rows = array[slots, 0]
+                # Indexing by an array copies already; by a slice it does not.
+                values.append(rows.copy() if copy and isinstance(slots, slice) else rows)
+        return gather(space, values)
+
+    def __getattr__(self, name: str) -> Any:
+        # slab.reward, slab.obs …: zero-copy views of every row, the agent axis hidden.
+        if name.startswith("_") or "arrays" not in self.__dict__:
+            raise AttributeError(name)
+        if name in ("obs", "final_obs", "action"):
+            return self.tree(name, slice(None), copy=False)
+        if f"column/{name}" in self.arrays:
+            return self.arrays[f"column/{name}"][:, 0]
+        if name in (self.head.dtype.names or ()):
+            column = self.head[name]
+            return column[:, 0] if column.ndim == 2 else column
+        raise AttributeError(f"the slab has no column {name!r}")
+
+    def gather_action(self, values: list[Any]) -> Any:
+        """One action from its leaves."""
+        return gather(self.layout.action_space, values)
+
+    def save_obs(self, slot: int) -> list[Any]:
+        """A copy of the slot's observation, leaf by leaf, for `restore_final_obs`."""
+        return [
+            self.mail["obs"][i][slot] if array is None else array[slot].copy()
+            for i, array in enumerate(self.leaf_arrays("obs"))
+        ]
+
+    def restore_final_obs(self, slot: int, saved: list[Any]) -> None:
+        """Make a saved observation the slot's `final_obs`."""
+        for i, (array, value) in enumerate(zip(self.leaf_arrays("final_obs"), saved)):
+            if array is None:
+                self.mail["final_obs"][i][slot] = value
+            else:
+                array[slot] = value
+
+    def pack(self, slots: Slots, names: list[str]) -> bytes:
+        """The rows' bytes of some arrays, for a backend that sends rows by value."""
+        return b"".join(self.arrays[name][slots].tobytes() for name in names)
+
+    def unpack(self, slots: Slots, names: list[str], data: Any, offset: int = 0) -> int:
+        """Write what `pack` made into the same rows here; returns the offset behind it."""
+        for name in names:
+            array = self.arrays[name]
+            count = len(slots) * int(np.prod(array.shape[1:], dtype=np.int64))
+            rows = np.frombuffer(data, array.dtype, count, offset).reshape(len(slots), *array.shape[1:])
+            array[slots] = rows
+            offset += rows.nbytes
+        return offset
+
+    def names(self, *kinds: str) -> list[str]:
+        """The arrays' names of these kinds, in order: "head", "obs", "final_obs", "action", "column"."""
+        return [name for name in self.arrays if name.split("/")[0] in kinds]
+
+
+def make_loud(array: np.ndarray[Any, Any]) -> None:
+    """Fill an array with a value that is a bug report when it shows up in a batch."""
+    if array.dtype.kind == "b":
+        array[...] = True
+    elif array.dtype.kind in "iu":
+        info = np.iinfo(array.dtype)
+        array[...] = LOUD if info.min <= LOUD else info.max
+    else:
+        array[...] = LOUD

@@ -1,0 +1,362 @@
+"""The life of a slot: the one place that steps an env, notices the end, keeps the last observation, resets with the
+next seed and task, writes the row, and turns an exception into a FAULT row.
+
+It is written as generators that *yield the calls they want made* (`(phase, function, args, kwargs)`) and are sent the
+results. A backend only decides how a call is made: `drive` makes it in this thread, the asyncio backend awaits it.
+So there is one autoreset, not one per backend.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable, Generator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from envfleet.layout import FAULT, READY, REBUILD, RESET, fits, leaves_of, scatter
+from envfleet.slab import Slab
+from envfleet.supervise.faults import Failure
+
+#: (phase, function, args, kwargs); the value sent back is what the call returned.
+Call = tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Calls = Generator[Call, Any, None]
+
+PHASES = ("idle", "init", "reset", "step", "call", "render", "close")
+
+
+class SlotLife:
+    """One slot's env and everything that happens to it.
+
+    `tasks` maps task ids to pickled values and is shared by all slots of a worker. After `advance` the row is written,
+    `info` and `final_info` hold what travels beside it (None when empty), and `failure` says what went wrong, if it did.
+    """
+
+    def __init__(
+        self, slot: int, make_env: Callable[[], Any], on_end: str = "reset", tasks: dict[int, bytes] | None = None
+    ) -> None:
+        self.slot = slot
+        self.make_env = make_env
+        self.on_end = on_end
+        self.tasks = tasks if tasks is not None else {}
+        self.env: Any = None
+        self.slab: Slab = None  # type: ignore[assignment]  # known once every env has told its spaces: see `attach`
+        self.info: Any = None  # what `keep` made of it
+        self.final_info: Any = None
+        self.failure: Failure | None = None
+        self.options: dict[str, Any] | None = None  # of the next explicit reset only
+        self.keep: Callable[[Any], Any] = snapshot_value  # how infos and mailbox objects are kept; workers pickle them
+        self.abandoned = False  # set when a stuck call was given up: whatever it returns later is not written
+        self.phase = "idle"
+        self.waiting = True  # no episode is running: the next send resets
+        self.length = 0
+        self.ep_return = 0.0
+        self.task = self.seed = -1
+        self._set_task: Callable[[Any], Any] | None = None
+        self._reset_takes_task = False
+
+    # -- building -----------------------------------------------------------------------------------------------
+
+    def build(self) -> Calls:
+        """Construct the env, closing the one that sat here before."""
+        if self.env is not None:
+            old, self.env = self.env, None
+            try:
+                yield "close", old.close, (), {}
+            except Exception as error:  # it is being replaced because it failed: its close may fail too
+                self.phase = "init"
+                del error
+        env = yield "init", self.make_env, (), {}
+        if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
+            raise TypeError(f"the factory returned {type(env).__name__}, which has no reset and step")
+        self.env = env
+        self.waiting = True
+        self._reset_takes_task, self._set_task = _task_routes(env)
+
+    def attach(self, slab: Slab) -> None:
+        """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
+        self.slab = slab
+        head = slab.head
+        self._reward, self._ep_return = head["reward"], head["ep_return"]
+        self._terminated, self._truncated = head["terminated"], head["truncated"]
+        self._active, self._scored = head["active"], head["scored"]
+        self._episode, self._step, self._length = head["episode"], head["step"], head["length"]
+        self._task, self._seed, self._started = head["task"], head["seed"], head["started"]
+        self._now_seed, self._now_task = head["now_seed"], head["now_task"]
+        self._next_seed, self._next_task = head["next_seed"], head["next_task"]
+        self._status, self._command = head["status"], head["command"]
+        self._obs_leaves, self._action_leaves = slab.obs_leaves, slab.action_leaves
+        self._obs, self._final_obs = slab.leaf_arrays("obs"), slab.leaf_arrays("final_obs")
+        self._actions = slab.leaf_arrays("action")
+        self._columns = [
+            (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
+        ]
+
+    # -- one send -----------------------------------------------------------------------------------------------
+
+    def advance(self) -> Calls:
+        """Do what the row's `command` asks: step, reset, or rebuild and reset. Writes the row."""
+        slot = self.slot
+        self.info = self.final_info = self.failure = None
+        command = self._command[slot]
+        if command == REBUILD or self.env is None:
+            yield from self.build()
+            yield from self._begin()
+        elif command == RESET or self.waiting:
+            yield from self._begin()
+        else:
+            yield from self._advance_step()
+        self._status[slot] = READY
+
+    def _advance_step(self) -> Calls:
+        # The head is written last: if anything before it fails, the row still tells of the last good transition.
+        slot = self.slot
+        result = yield "step", self.env.step, (self.read_action(),), {}
+        obs, reward, terminated, truncated, info = _unpack(result, 5, "step")
+        terminated, truncated, reward, info = bool(terminated), bool(truncated), _number(reward), _checked_info(info)
+        step, ep_return = self.length, self.ep_return + reward
+        episode, task, seed = self._started[slot] - 1, self.task, self.seed
+        self.length, self.ep_return = step + 1, ep_return
+        if not (terminated or truncated):
+            self._write_obs(obs, "obs")
+            self._write_columns(info)
+            self.info = self.keep(info) if info else None
+        elif self.on_end == "reset":
+            self._write_obs(obs, "final_obs")
+            self.final_info = self.keep(info) if info else None
+            self.info = yield from self._reset_env()
+        else:
+            self._write_obs(obs, "final_obs")
+            self._write_obs(obs, "obs")
+            self._write_columns(info)
+            self.info = self.keep(info) if info else None
+            self._active[slot, 0] = False
+            self.waiting = True
+        self._write_head(episode, step, reward, ep_return, terminated, truncated, task, seed)
+        self._scored[slot, 0] = True
+
+    def _begin(self) -> Calls:
+        """A reset that is a row of its own: no transition, step -1."""
+        self.info = yield from self._reset_env()
+        self._write_head(self._started[self.slot] - 1, -1, 0.0, 0.0, False, False, self.task, self.seed)
+        self._scored[self.slot, 0] = False
+
+    def _write_head(
+        self,
+        episode: int,
+        step: int,
+        reward: float,
+        ep_return: float,
+        terminated: bool,
+        truncated: bool,
+        task: int,
+        seed: int,
+    ) -> None:
+        slot = self.slot
+        self._episode[slot], self._step[slot], self._length[slot] = episode, step, step + 1
+        self._reward[slot, 0], self._ep_return[slot, 0] = reward, ep_return
+        self._terminated[slot, 0], self._truncated[slot, 0] = terminated, truncated
+        self._task[slot], self._seed[slot] = task, seed
+
+    def _reset_env(self) -> Generator[Call, Any, Any]:
+        """Reset with the next seed and task; writes `obs`. The only reset of an env in this library."""
+        slot = self.slot
+        seed, task = int(self._next_seed[slot]), int(self._next_task[slot])
+        self._next_seed[slot] = -1
+        kwargs: dict[str, Any] = {} if seed < 0 else {"seed": seed}
+        options, self.options = self.options, None
+        if task >= 0:
+            # Unpickled anew for every episode: an env that changes its task cannot change the next episode's.
+            value = pickle.loads(self.tasks[task])
+            if self._reset_takes_task:
+                kwargs["task"] = value
+            elif self._set_task is not None:
+                yield "reset", self._set_task, (value,), {}
+            else:
+                options = {**(options or {}), "task": value}
+        if options is not None:
+            kwargs["options"] = options
+        result = yield "reset", self.env.reset, (), kwargs
+        obs, info = _unpack(result, 2, "reset")
+        info = _checked_info(info)
+        self._write_obs(obs, "obs")
+        self._write_columns(info)
+        self.task, self.seed = task, seed
+        self._now_task[slot], self._now_seed[slot] = task, seed
+        self.length, self.ep_return = 0, 0.0
+        self._started[slot] += 1
+        self._active[slot, 0] = True
+        self.waiting = False
+        return self.keep(info) if info else None
+
+    def fail(self, error: BaseException) -> None:
+        """Turn an exception of the last call into a FAULT row; the supervisor decides what happens next."""
+        self.failure = Failure.of(error, self.phase)
+        self.info = self.final_info = None
+        if self.slab is not None:
+            self._status[self.slot] = FAULT
+
+    # -- what passes between env and row ------------------------------------------------------------------------
+
+    def read_action(self) -> Any:
+        """The action in the row, as the env expects it: a copy, because envs keep what they are given."""
+        slot = self.slot
+        values: list[Any] = []
+        for i, array in enumerate(self._actions):
+            if array is None:
+                values.append(self.slab.mail["action"][i][slot])
+            else:
+                value = array[slot, 0]
+                values.append(value.copy() if isinstance(value, np.ndarray) else value)
+        return values[0] if self._action_leaves[0].path == () else self.slab.gather_action(values)
+
+    def _write_obs(self, obs: Any, kind: str) -> None:
+        slot = self.slot
+        arrays = self._obs if kind == "obs" else self._final_obs
+        values = scatter(self._obs_leaves, obs)
+        try:
+            checked = [fits(leaf, value) if leaf.is_column else value for leaf, value in zip(self._obs_leaves, values)]
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"the observation of {self.phase}() has {error}") from None
+        for i, (array, value) in enumerate(zip(arrays, checked)):
+            if array is None:
+                self.slab.mail[kind][i][slot] = self.keep(value)
+            else:
+                array[slot, 0] = value
+
+    def _write_columns(self, info: dict[str, Any]) -> None:
+        for name, leaf, array in self._columns:
+            # An env may leave a declared value out (many do in reset): the column then holds zeros, never stale data.
+            array[self.slot, 0] = fits(leaf, info[name]) if name in info else 0
+
+    # -- the rest of the env's interface ------------------------------------------------------------------------
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the env, or read an attribute, through its wrappers."""
+        value = _attribute(self.env, name)
+        return value(*args, **kwargs) if callable(value) else value
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute where the env has it, else on the innermost env."""
+        if hasattr(self.env, "set_wrapper_attr"):
+            self.env.set_wrapper_attr(name, value)
+        else:
+            setattr(self.env, name, value)
+
+    def close(self) -> None:
+        """Close the env, once."""
+        env, self.env = self.env, None
+        if env is not None and callable(getattr(env, "close", None)):
+            env.close()
+
+
+def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None]) -> bool:
+    """Make a life's calls in this thread. `enter(slot, phase)` tells the supervisor what is going on.
+
+    Returns False when the calls failed (the row is then a FAULT row) or were given up.
+    """
+    try:
+        phase, function, args, kwargs = next(calls)
+        while True:
+            life.phase = phase
+            enter(life.slot, phase)
+            result = function(*args, **kwargs)
+            if life.abandoned:
+                return False
+            phase, function, args, kwargs = calls.send(result)
+    except StopIteration:
+        return True
+    except (Exception, SystemExit) as error:
+        life.fail(error)
+        return False
+    except BaseException as error:  # KeyboardInterrupt: the slot's env is in an unknown state, the caller decides
+        life.fail(error)
+        raise
+    finally:
+        life.phase = "idle"
+        enter(-1, "idle")
+
+
+def snapshot_value(value: Any) -> Any:
+    """A copy of the containers and arrays in a value, because envs reuse and change what they return.
+
+    Other objects are passed on as they are.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: snapshot_value(item) for key, item in value.items()}
+    if kind is list:
+        return [snapshot_value(item) for item in value]
+    if kind is tuple:
+        return tuple(snapshot_value(item) for item in value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value
+
+
+def describe(env: Any) -> dict[str, Any]:
+    """What the parent wants to know of an env: spaces, metadata, render mode, spec, declared columns."""
+    observation_space, action_space = getattr(env, "observation_space", None), getattr(env, "action_space", None)
+    if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
+        raise TypeError(f"{type(env).__name__} has no observation_space and action_space of Gymnasium")
+    try:
+        columns = _attribute(env, "envfleet_columns")
+    except AttributeError:
+        columns = {}
+    return {
+        "observation_space": observation_space,
+        "action_space": action_space,
+        "metadata": dict(getattr(env, "metadata", None) or {}),
+        "render_mode": getattr(env, "render_mode", None),
+        "spec": getattr(env, "spec", None),
+        "columns": dict(columns),
+    }
+
+
+def _attribute(env: Any, name: str) -> Any:
+    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+
+
+def _task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
+    """How a task reaches this env: `reset(task=…)` if it takes that, else `set_task(…)`, else reset's options."""
+    try:
+        takes = "task" in inspect.signature(env.reset).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        takes = False
+    if takes:
+        return True, None
+    try:
+        set_task = _attribute(env, "set_task")
+    except AttributeError:
+        return False, None
+    return False, set_task if callable(set_task) else None
+
+
+def _unpack(result: Any, count: int, phase: str) -> Any:
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(f'{phase}() is "async def": run this env with backend="aio"')
+    if not isinstance(result, (tuple, list)) or len(result) != count:
+        names = "(obs, reward, terminated, truncated, info)" if phase == "step" else "(obs, info)"
+        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
+        raise TypeError(f"{phase}() returned {got}, not {names}")
+    return result
+
+
+def _checked_info(info: Any) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise TypeError(f"info is {type(info).__name__}, not a dict")
+    return info
+
+
+def _number(reward: Any) -> float:
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        array = np.asarray(reward)
+        if array.size == 1 and array.dtype.kind in "fiub":
+            return float(array.item())
+        raise TypeError(f"reward is {reward!r}, not a number") from None

@@ -1,0 +1,254 @@
+"""A worker process: drives many slots, one after another, at the parent's word.
+
+Messages from the parent are frames whose first byte says what they are:
+
+* ``S`` slots (int32 …), then for `pipe` the rows' bytes: advance these slots, tell of each when it is done;
+* ``M`` a pickled ``(what, …)``: tasks, options, mail, call, close … — everything off the step path.
+
+To the parent: ``D`` slots that are done (+ rows for `pipe`, + a pickled side part when there is something beside the
+rows), ``R`` a pickled reply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envfleet.recipe import unpack_factories
+from envfleet.slab import Slab
+from envfleet.slot import SlotLife, describe, drive
+from envfleet.supervise.channel import Channel, Closed
+from envfleet.supervise.faults import Failure
+from envfleet.supervise.keeper import die_with
+from envfleet.supervise.memory import Pulse, Segment
+
+DONE_HEAD = struct.Struct("=cII")  # b"D", number of slots, bytes of rows
+STACK_SIGNAL = signal.SIGUSR2
+#: Steps longer than this are reported one by one, shorter ones together: a message costs about this much.
+_REPORT_EACH_S = 50e-6
+
+#: What a worker writes and the parent reads, when rows travel by value; and the other way round.
+UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
+
+
+def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
+    """The worker's life: serve until the parent says close or is gone."""
+    die_with(keeper_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it tells us what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
+    channel = Channel(socket.socket(fileno=sock_fd))
+    with contextlib.suppress(Closed):
+        Worker(channel, pulse_fd).serve()
+
+
+def spawned_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
+    """Entry of a worker in a fresh interpreter."""
+    worker_main(sock_fd, pulse_fd, stack_fd, keeper_pid)
+
+
+class Worker:
+    """The slots of this process, and the loop over the parent's messages."""
+
+    def __init__(self, channel: Channel, pulse_fd: int) -> None:
+        self.channel = channel
+        start = pickle.loads(channel.recv())
+        sys.path[:] = start["path"]
+        with contextlib.suppress(OSError):
+            os.chdir(start["cwd"])
+        self.by_value: bool = start["by_value"]
+        words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
+        self.pulse = Pulse(words[start["worker"]])
+        self.tasks: dict[int, bytes] = start["tasks"]
+        self.lives: dict[int, SlotLife] = {}
+        self.slab: Slab | None = None
+        self._mean_step_s = 0.0
+        self._limit_threads(start["blas_threads"])
+        self._build(start)
+
+    def _limit_threads(self, count: int | None) -> None:
+        if count is None:
+            return
+        # Threads of BLAS and OpenMP times workers is the commonest way to be slower than one process.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[name] = str(count)
+        import threadpoolctl
+
+        self._limits = threadpoolctl.threadpool_limits(limits=count)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(count)
+
+    def _build(self, start: dict[str, Any]) -> None:
+        """Build the envs and report each one, as a description or as a failure."""
+        try:
+            factories = unpack_factories(start["factories"])
+        except BaseException as error:
+            failure = Failure.of(error, "init")
+            for slot in start["slots"]:
+                self._reply("built", slot, failure)
+            raise SystemExit(1) from None
+        for slot in start["slots"]:
+            life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks)
+            life.keep = _dumps  # what cannot travel fails in the life, with its phase and step
+            if not start["build"]:
+                continue  # restarted worker: each env is built when its slot is sent
+            drive(life, life.build(), self.pulse.enter)
+            self._reply("built", slot, life.failure or self._described(life))
+
+    def _described(self, life: SlotLife) -> Any:
+        try:
+            about = describe(life.env)
+            cloudpickle.dumps(about)
+            return about
+        except Exception as error:
+            return Failure.of(error, "init")
+
+    def _reply(self, *message: Any) -> None:
+        self.channel.send(b"R" + cloudpickle.dumps(message))
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Take messages until close."""
+        while True:
+            frame = self.channel.recv()
+            if frame[:1] == b"S":
+                self._advance(frame)
+            elif not self._message(*pickle.loads(memoryview(frame)[1:])):
+                return
+
+    def _advance(self, frame: bytes) -> None:
+        slab = self.slab
+        assert slab is not None
+        (count,) = struct.unpack_from("=I", frame, 1)
+        slots = np.frombuffer(frame, np.int32, count, 5)
+        if self.by_value:
+            slab.unpack(slots.astype(np.int64), slab.names(*DOWN), frame, 5 + 4 * count)
+        done: list[int] = []
+        before = time.perf_counter()
+        for slot in slots.tolist():
+            life = self.lives[slot]
+            drive(life, life.advance(), self.pulse.enter)
+            done.append(slot)
+            now = time.perf_counter()
+            self._mean_step_s += 0.1 * (now - before - self._mean_step_s)
+            before = now
+            if self._mean_step_s > _REPORT_EACH_S:
+                self._report(done)
+                done = []
+        if done:
+            self._report(done)
+
+    def _report(self, done: list[int]) -> None:
+        slab = self.slab
+        assert slab is not None
+        side = self._side(done)
+        slots = np.array(done, np.int32)
+        rows = slab.pack(slots.astype(np.int64), slab.names(*UP)) if self.by_value else b""
+        self.channel.send(DONE_HEAD.pack(b"D", len(done), len(rows)) + slots.tobytes() + rows + side)
+
+    def _side(self, done: list[int]) -> bytes:
+        """What is beside the rows of these slots: infos, mailbox objects, failures. Empty when there is nothing."""
+        parts = {}
+        for slot in done:
+            part = self._side_of(self.lives[slot])
+            if part:
+                parts[slot] = part
+        return pickle.dumps(parts) if parts else b""
+
+    def _side_of(self, life: SlotLife) -> dict[str, Any]:
+        part: dict[str, Any] = {}
+        if life.failure is not None:
+            return {"failure": life.failure}
+        if life.info:
+            part["info"] = life.info
+        if life.final_info:
+            part["final_info"] = life.final_info
+        assert self.slab is not None
+        if self.slab.has_mail:
+            part["mail"] = {
+                kind: {i: box[life.slot] for i, box in self.slab.mail[kind].items()} for kind in ("obs", "final_obs")
+            }
+        return part
+
+    # -- everything off the step path ---------------------------------------------------------------------------
+
+    def _message(self, what: str, *args: Any) -> bool:
+        if what == "attach":
+            layout, num_slots = args
+            memory = None if self.by_value else Segment(self.channel.recv_fds(1)[0], layout.offsets(num_slots)[1]).map
+            self.slab = Slab(layout, num_slots, memory, fill=memory is None)
+            for life in self.lives.values():
+                life.attach(self.slab)
+        elif what == "tasks":
+            self.tasks.update(args[0])
+        elif what == "options":
+            for slot, options in args[0].items():
+                self.lives[slot].options = options
+        elif what == "mail":
+            assert self.slab is not None
+            for i, objects in args[0].items():
+                for slot, value in objects.items():
+                    self.slab.mail["action"][i][slot] = value
+        elif what == "call":
+            self._call(*args)
+        elif what == "close":
+            self._close()
+            return False
+        return True
+
+    def _call(self, slot: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        life = self.lives[slot]
+        try:
+            self.pulse.enter(slot, phase)
+            reply = cloudpickle.dumps(("called", slot, call_life(life, phase, name, args, kwargs)))
+        except (Exception, SystemExit) as error:
+            reply = cloudpickle.dumps(("called", slot, Failure.of(error, phase)))
+        finally:
+            self.pulse.enter(-1, "idle")
+        self.channel.send(b"R" + reply)
+
+    def _close(self) -> None:
+        for life in self.lives.values():
+            try:
+                self.pulse.enter(life.slot, "close")
+                life.close()
+            except (Exception, SystemExit) as error:
+                self._reply("closed", life.slot, Failure.of(error, "close"))
+        self.pulse.enter(-1, "idle")
+        self._reply("bye")
+
+
+def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One call of the env's interface off the step path: method, attribute, set, render."""
+    if life.env is None:
+        raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
+    if name == "__set__":
+        life.set_attr(*args)
+        return None
+    if phase == "render":
+        return life.env.render()
+    return life.call(name, args, kwargs)
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        pass  # a class that came here by value: cloudpickle can
+    try:
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise TypeError(f"what the environment returned cannot be pickled: {error}") from error

@@ -84,3 +84,42 @@ def object_rows(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     for position, value in enumerate(values):
         rows[position] = value
     return rows
+
+
+def stack_values(values: Sequence[Any]) -> Tree:
+    """Stack an episode's values: numbers into arrays, dicts and tuples by part, the rest as is.
+
+    Example:
+        >>> stack_values([(1, 2.0), (3, 4.0)])
+        (array([1, 3]), array([2., 4.]))
+        >>> stack_values(["a", "b"])
+        array(['a', 'b'], dtype=object)
+    """
+    if not len(values):
+        return np.zeros(0)
+    first = values[0]
+    if (
+        isinstance(first, dict)
+        and first
+        and all(isinstance(v, dict) and v.keys() == first.keys() for v in values)
+    ):
+        return {key: stack_values([value[key] for value in values]) for key in first}
+    if (
+        isinstance(first, tuple)
+        and first
+        and all(isinstance(v, tuple) and len(v) == len(first) for v in values)
+    ):
+        return tuple(stack_values(parts) for parts in zip(*values))
+    try:
+        arrays = [np.asarray(value) for value in values]
+    except Exception:  # ragged lists, foreign objects with an odd __array__
+        return object_rows(values)
+    same = all(a.shape == arrays[0].shape and a.dtype.kind in "biuf" for a in arrays)
+    return np.stack(arrays) if same else object_rows(values)
+
+
+def tree_length(tree: Tree) -> int:
+    """Length of the first axis; 0 for an empty tree."""
+    for _, leaf in tree_leaves(tree):
+        return len(leaf)
+    return 0

@@ -115,6 +115,11 @@ class Actions:
         shape = (*raw.shape[:-1], *self.space.shape)  # type: ignore[misc]
         return value.astype(self.space.dtype, copy=False).reshape(shape)
 
+    @property
+    def raw_is_env(self) -> bool:
+        """Whether the environment gets exactly what was drawn, so that nothing else has to be kept."""
+        return self.kind == "discrete" and not self.start[0]
+
     def raw_dtype(self) -> np.dtype[Any]:
         """Return the dtype of raw actions."""
         return np.dtype(np.float32 if self.kind == "box" else np.int64)

@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from envfleet.agents.dense import DenseStack, activate
-from envfleet.agents.features import Inputs
+from envfleet.agents.features import MASK_KEY, Inputs
 from envfleet.agents.networks import ActorCritic
 from envfleet.agents.recurrent import step_numpy
 from envfleet.errors import FleetError
+from envfleet.rollout.asking import Answer, Ask
 
 Array = NDArray[np.float32]
 
@@ -42,7 +43,7 @@ class Policy:
         >>> from envfleet.agents.networks import NetworkConfig
         >>> net = ActorCritic(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), NetworkConfig())
         >>> policy = Policy(net, num_slots=3, rng=np.random.default_rng(0))
-        >>> env_action, raw = policy.act(np.zeros((3, 4), np.float32))
+        >>> env_action, raw = policy.choose(np.zeros((3, 4), np.float32))
         >>> env_action.shape
         (3,)
     """
@@ -62,10 +63,23 @@ class Policy:
         self.remembers = net.num_cores == 2
         width = net.state_width if self.remembers else 0
         self.state: Array = np.zeros((num_slots, width), np.float32)
+        self.version = 0  # counts updates; the collector writes it beside every action
+        self._same = net.actions.raw_is_env
         self._in_numpy = net.device.type == "cpu" and not net.features.image_shapes
         self._mirror = ActorMirror(net) if self._in_numpy else None
 
-    def act(
+    def act(self, ask: Ask) -> Answer:
+        """Answer a collector: actions, and beside them what was drawn where that is not the same."""
+        slots = None if len(ask) == len(self.state) else ask.slots
+        try:
+            actions, raw = self.choose(ask.obs, slots, ask.first, ask.columns.get(MASK_KEY))
+        except NotFinite as error:
+            row = error.rows[0] if error.rows else 0
+            where = f"slot {int(ask.slots[row])}, episode {int(ask.episode[row])}, step {int(ask.step[row])}"
+            raise NotFinite(f"{error} at {where}: the observation or the network holds NaN", error.rows) from error
+        return Answer(actions) if self._same else Answer(actions, {"raw": raw})
+
+    def choose(
         self,
         observation: Any,
         slots: NDArray[np.int64] | None = None,
@@ -77,7 +91,9 @@ class Policy:
         `fresh` marks rows whose observation is the first of an episode: their memory restarts.
         """
         inputs = self.net.features(observation)
-        if mask is None and self.net.features.has_mask:
+        if mask is not None:
+            mask = mask.astype(bool, copy=False)
+        elif self.net.features.has_mask:
             mask = self.net.features.mask(observation)
         if self.skip_nan and "vector" in inputs:
             inputs["vector"] = np.nan_to_num(inputs["vector"], nan=0.0, posinf=0.0, neginf=0.0)

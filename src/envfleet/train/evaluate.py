@@ -76,7 +76,7 @@ class Evaluator:
                 if filming and frames is not None:
                     frames.append(self._fleet.render(0))
                 mask = getattr(batch, MASK).astype(bool) if MASK in self._fleet.layout.columns else None
-                action, _ = policy.act(batch.obs, None, is_first, mask)
+                action, _ = policy.choose(batch.obs, None, is_first, mask)
                 is_first = running
                 batch = self._fleet.step(action)
                 if batch.ended[0]:

@@ -64,9 +64,7 @@ def assert_equal(a, b):
 def test_parquet_round_trip_of_everything(tmp_path):
     rollouts = Rollouts(make(i, length=1 + i % 5) for i in range(25))
     rollouts.save(tmp_path / "data", shard_episodes=10)
-    assert sorted(p.name for p in (tmp_path / "data").glob("shard*")) == [
-        f"shard-0000{i}.parquet" for i in range(3)
-    ]
+    assert sorted(p.name for p in (tmp_path / "data").glob("shard*")) == [f"shard-0000{i}.parquet" for i in range(3)]
     loaded = Rollouts.load(tmp_path / "data")
     assert len(loaded) == 25
     for before, after in zip(rollouts, loaded):
@@ -88,9 +86,7 @@ def test_objects_and_texts_travel_as_json(tmp_path):
         cells: list
         note: str
 
-    text = Rollout(
-        observations=["go", "stop"], actions=["left"], rewards=[1], terminated=[True], truncated=[False]
-    )
+    text = Rollout(observations=["go", "stop"], actions=["left"], rewards=[1], terminated=[True], truncated=[False])
     Rollouts([text]).save(tmp_path / "text")
     (loaded,) = Rollouts.load(tmp_path / "text")
     assert loaded.observations.tolist() == ["go", "stop"] and loaded.actions.tolist() == ["left"]

@@ -25,9 +25,7 @@ def agent(obs, done):
 def test_processes_give_the_same_rollouts_as_threads():
     lengths = [5, 3, 8, 1]
     with ParallelRolloutCollector("process", max_workers=2) as collector:
-        there, stats = collector.collect_with_stats(
-            [factory(n) for n in lengths], agent, env_names=list("abcd")
-        )
+        there, stats = collector.collect_with_stats([factory(n) for n in lengths], agent, env_names=list("abcd"))
         pids = {collector.executor.executor.submit(os.getpid).result() for _ in range(3)}
     with ParallelRolloutCollector("thread", max_workers=2) as collector:
         here = collector.collect([factory(n) for n in lengths], agent, env_names=list("abcd"))

@@ -9,6 +9,12 @@ import importlib
 from typing import Any
 
 _NAMES = {
+    "Answer": "asking",
+    "Ask": "asking",
+    "Collector": "collector",
+    "Ledger": "ledger",
+    "RandomPolicy": "asking",
+    "Verdict": "clock",
     "AgentFailed": "errors",
     "AsyncParallelExecutor": "aio",
     "BatchedPolicy": "policy",

@@ -76,9 +76,7 @@ class AsyncParallelExecutor(JobRunner):
     ) -> AsyncIterator[Rollout]:
         """Yield rollouts as they complete; with on_error="raise" failures are raised after the last one."""
         failed = Rollouts()
-        async for rollout in self._completed_here(
-            make_jobs(clients, agent_fn, max_steps, env_names, **options)
-        ):
+        async for rollout in self._completed_here(make_jobs(clients, agent_fn, max_steps, env_names, **options)):
             if rollout.failed and self.rules.on_error == "raise":
                 failed.append(rollout)
             else:
@@ -141,9 +139,7 @@ class AsyncParallelExecutor(JobRunner):
                 def bridge(awaitable: Any) -> Any:
                     return asyncio.run_coroutine_threadsafe(_await(awaitable), loop).result()
 
-                return await loop.run_in_executor(
-                    self.executor, lambda: drive(steps, self.rules.throttle, bridge)
-                )
+                return await loop.run_in_executor(self.executor, lambda: drive(steps, self.rules.throttle, bridge))
             return await drive_async(steps, self.rules.throttle, self.executor)
 
     def _one_at_a_time(self, loop: asyncio.AbstractEventLoop, client: Any) -> _HeldClient:
@@ -151,9 +147,7 @@ class AsyncParallelExecutor(JobRunner):
 
     @staticmethod
     def _blocking(job: Job) -> bool:
-        client_async = is_async(getattr(job.client, "step", None)) or is_async(
-            getattr(job.client, "reset", None)
-        )
+        client_async = is_async(getattr(job.client, "step", None)) or is_async(getattr(job.client, "reset", None))
         factory_async = job.from_factory and not isinstance(job.client, type) and is_async(job.client)
         agent_async = is_async(job.agent) or isinstance(job.agent, BatchedPolicy)
         return not (client_async or factory_async or agent_async)

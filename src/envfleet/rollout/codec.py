@@ -127,9 +127,7 @@ class Codec:
             "reset_info": json.dumps(to_jsonable(rollout.reset_info)) if rollout.reset_info else None,
             "infos": [json.dumps(to_jsonable(info)) for info in rollout.infos] if any(rollout.infos) else [],
         }
-        columns = [
-            pa.array([values[field.name]], field.type) for field in self.schema if field.name in values
-        ]
+        columns = [pa.array([values[field.name]], field.type) for field in self.schema if field.name in values]
         arrays = self._leaf_arrays(rollout)
         columns += [self._encode_leaf(name, arrays[name], rollout.episode) for name in self.leaves]
         return pa.record_batch(columns, schema=self.schema)

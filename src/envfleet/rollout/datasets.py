@@ -13,9 +13,7 @@ from envfleet.rollout.minari_format import find_minari, read_minari, save_minari
 from envfleet.rollout.parquet import DatasetWriter, is_dataset, read_parquet
 
 
-def save_rollouts(
-    rollouts: Iterable[Rollout], directory: str | Path, format: str = "parquet", **options: Any
-) -> Path:
+def save_rollouts(rollouts: Iterable[Rollout], directory: str | Path, format: str = "parquet", **options: Any) -> Path:
     """Write rollouts to a new directory.
 
     Parquet options are those of `DatasetWriter`, Minari options those of `save_minari`. Rollouts without an

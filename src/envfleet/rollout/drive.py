@@ -107,9 +107,7 @@ def rollout_steps(job: Job, rules: Rules) -> Steps:
     """Collect one rollout, with retries; the failed record is returned, not raised."""
     attempt = 1
     while True:
-        rollout = Rollout(
-            env_name=job.env_name, seed=job.seed, task=job.task, episode=job.index, attempts=attempt
-        )
+        rollout = Rollout(env_name=job.env_name, seed=job.seed, task=job.task, episode=job.index, attempts=attempt)
         rollout.started_s = time.time()
         begin = time.perf_counter()
         client: Any = None
@@ -133,9 +131,7 @@ def _build(job: Job) -> Generator[Request, Any, Any]:
     try:
         return (yield Request(job.client))
     except Exception as error:
-        raise ClientFailed(
-            f"building the client raised {_text(error)}", env_name=job.env_name, phase="init"
-        ) from error
+        raise ClientFailed(f"building the client raised {_text(error)}", env_name=job.env_name, phase="init") from error
 
 
 def _close(client: Any) -> Generator[Request, Any, None]:
@@ -147,9 +143,7 @@ def _close(client: Any) -> Generator[Request, Any, None]:
             pass
 
 
-def _episode(
-    job: Job, rules: Rules, client: Any, rollout: Rollout, begin: float
-) -> Generator[Request, Any, None]:
+def _episode(job: Job, rules: Rules, client: Any, rollout: Rollout, begin: float) -> Generator[Request, Any, None]:
     result = yield from _ask_client(job, client, "reset", -1, parse_reset, (), job.reset_arguments())
     rollout.observations.append(own(result.obs))
     rollout.reset_info = result.info
@@ -158,9 +152,7 @@ def _episode(
     step = 0
     while not done and step < job.max_steps:
         if job.stop.is_set():
-            error = ClientFailed(
-                "the collection was stopped", env_name=job.env_name, phase="stopped", step=step
-            )
+            error = ClientFailed("the collection was stopped", env_name=job.env_name, phase="stopped", step=step)
             raise error from Stopped()
         action = yield from _ask_agent(job, result.obs, done, space, step)
         request: list[Request] = []
@@ -175,15 +167,9 @@ def _episode(
         rollout.observations.append(own(result.obs))
         rollout.infos.append(result.info)
         rollout.step_latencies.append(request[0].seconds)
-        if (
-            rules.rollout_timeout_s is not None
-            and not done
-            and time.perf_counter() - begin > rules.rollout_timeout_s
-        ):
+        if rules.rollout_timeout_s is not None and not done and time.perf_counter() - begin > rules.rollout_timeout_s:
             message = f"the rollout ran longer than rollout_timeout_s={rules.rollout_timeout_s:g}"
-            raise ClientFailed(message, env_name=job.env_name, phase="timeout", step=step) from TimeoutError(
-                message
-            )
+            raise ClientFailed(message, env_name=job.env_name, phase="timeout", step=step) from TimeoutError(message)
 
 
 def _ask_client(
@@ -299,15 +285,11 @@ async def _perform_async(request: Request, throttle: Throttle, pool: Executor) -
 async def _timed_async(request: Request, pool: Executor) -> Any:
     assert request.function is not None
     begin = time.perf_counter()
-    function: Callable[..., Any] = getattr(
-        request.function, "ask", request.function
-    )  # BatchedPolicy answers async
+    function: Callable[..., Any] = getattr(request.function, "ask", request.function)  # BatchedPolicy answers async
     if is_async(function):
         answer = await function(*request.args, **request.kwargs)
     else:
-        call = asyncio.get_running_loop().run_in_executor(
-            pool, lambda: function(*request.args, **request.kwargs)
-        )
+        call = asyncio.get_running_loop().run_in_executor(pool, lambda: function(*request.args, **request.kwargs))
         answer = await call
         if inspect.isawaitable(answer):
             answer = await answer

@@ -31,9 +31,7 @@ class RolloutError(FleetError):
 class RolloutFailed(RolloutError):
     """One episode failed. The address comes first, the chained cause says what happened."""
 
-    def __init__(
-        self, message: str, *, env_name: str = "", phase: str = "", step: int = -1, value: Any = None
-    ) -> None:
+    def __init__(self, message: str, *, env_name: str = "", phase: str = "", step: int = -1, value: Any = None) -> None:
         self.message = message
         self.env_name = env_name
         self.phase = phase

@@ -45,9 +45,7 @@ def make_jobs(
         raise BadArgument(f"max_steps must be at least 1, got {max_steps}")
     for index, agent in enumerate(agents):
         if not callable(agent):
-            raise BadArgument(
-                f"agent {index} is not callable: {agent!r}; needed: agent_fn(obs, done) -> action"
-            )
+            raise BadArgument(f"agent {index} is not callable: {agent!r}; needed: agent_fn(obs, done) -> action")
     stop = threading.Event()  # one for all: giving up a collection ends every rollout of it
     return [
         Job(
@@ -156,9 +154,7 @@ class JobRunner(ABC):
             failed.error.__cause__ = error
             return failed
 
-    def shutdown(
-        self, wait: bool = True, timeout_s: float | None = None, timeout: float | None = None
-    ) -> bool:
+    def shutdown(self, wait: bool = True, timeout_s: float | None = None, timeout: float | None = None) -> bool:
         """Take no more work and, with `wait`, join; bounded by the timeout, and fine to call twice."""
         self._closed = True
         limit = timeout_s if timeout_s is not None else timeout

@@ -93,9 +93,7 @@ def _buffer(rollout: Rollout) -> Any:
     arrays = rollout.arrays()
     for path, leaf in tree_leaves(arrays["observations"]):
         if leaf.dtype == object and not all(isinstance(value, str) for value in leaf):
-            raise BadArgument(
-                f"observation {path or 'value'} is neither numbers nor text: save it as parquet"
-            )
+            raise BadArgument(f"observation {path or 'value'} is neither numbers nor text: save it as parquet")
     trees = {
         name: tree_map(lambda leaf: leaf.tolist() if leaf.dtype == object else leaf, arrays[name])
         for name in ("observations", "actions")

@@ -43,9 +43,7 @@ class ParallelRolloutCollector:
         elif execution_mode == "process":
             self.executor = ProcessParallelExecutor(max_workers, **rules)
         else:
-            raise BadArgument(
-                f"execution_mode must be 'thread', 'async' or 'process', got {execution_mode!r}"
-            )
+            raise BadArgument(f"execution_mode must be 'thread', 'async' or 'process', got {execution_mode!r}")
 
     def collect(
         self,

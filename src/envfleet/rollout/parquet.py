@@ -204,9 +204,7 @@ def _read_tail(path: Path) -> list[Any]:
     pa = arrow()
     batches: list[Any] = []
     try:
-        with pa.ipc.open_stream(
-            pa.memory_map(str(path)) if path.stat().st_size else path.read_bytes()
-        ) as stream:
+        with pa.ipc.open_stream(pa.memory_map(str(path)) if path.stat().st_size else path.read_bytes()) as stream:
             while True:
                 batches.append(stream.read_next_batch())
     except (StopIteration, pa.ArrowInvalid, OSError):
@@ -257,9 +255,7 @@ def _check_run(directory: Path, run: dict[str, Any] | None, resume: bool) -> dic
         if run is not None and before != run:
             differing = sorted(k for k in {*before, *run} if before.get(k) != run.get(k))
             told = ", ".join(f"{key}: {before.get(key)!r} then, {run.get(key)!r} now" for key in differing)
-            raise DatasetError(
-                f"{directory} holds another collection ({told}): resume needs the same command"
-            )
+            raise DatasetError(f"{directory} holds another collection ({told}): resume needs the same command")
         return before
     making = directory / ".making-run.json"
     making.write_text(json.dumps({"format": "envfleet-parquet", "version": 1, "run": run or {}}, indent=1))

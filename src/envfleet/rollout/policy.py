@@ -164,7 +164,5 @@ def split_rows(actions: Any, count: int) -> list[Any]:
     if actions is None or not hasattr(actions, "__len__") or len(actions) != count:
         size = len(actions) if hasattr(actions, "__len__") else None
         got = f"{size} actions" if size is not None else repr(actions)
-        raise BadArgument(
-            f"the policy was given {count} observations and returned {got}; one action a row is needed"
-        )
+        raise BadArgument(f"the policy was given {count} observations and returned {got}; one action a row is needed")
     return list(actions)

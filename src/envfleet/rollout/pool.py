@@ -150,9 +150,7 @@ class LoopThread:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="envfleet-loop", daemon=True
-                )
+                self._thread = threading.Thread(target=self._loop.run_forever, name="envfleet-loop", daemon=True)
                 self._thread.start()
             return self._loop
 

@@ -36,9 +36,7 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         if sys.platform == "win32":
-            raise BackendMissing(
-                "process mode", why="It hands a socket to its workers, which Windows cannot."
-            )
+            raise BackendMissing("process mode", why="It hands a socket to its workers, which Windows cannot.")
         ours, theirs = socket.socketpair()
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs:
@@ -80,9 +78,7 @@ class WorkerProcess:
                 self._answer(policy, value)
         except (EOFError, OSError) as error:
             self.kill()
-            raise WorkerDied(
-                f"the worker process ended ({self._ending()}) in the middle of a call"
-            ) from error
+            raise WorkerDied(f"the worker process ended ({self._ending()}) in the middle of a call") from error
 
     def _answer(self, policy: BatchedPolicy | None, obs: Any) -> None:
         assert policy is not None
@@ -220,9 +216,7 @@ class ProcessParallelExecutor(JobRunner):
     def __init__(self, max_workers: int = 2, **rules: Any) -> None:
         super().__init__(**rules)
         if self.rules.throttle.active:
-            raise BadArgument(
-                "max_rate and max_in_flight need one process to count in: use 'thread' or 'async'"
-            )
+            raise BadArgument("max_rate and max_in_flight need one process to count in: use 'thread' or 'async'")
         self.max_workers = max_workers
         self.executor: ProcessWorkers = ProcessWorkers(max_workers)
         self._shared: tuple[Any, str, bytes] | None = None

@@ -50,12 +50,8 @@ class Segment:
     final_obs: Tree  # [K, ...] the last observation of each ended episode
     end_return: Floats  # [K] return of each ended episode
     end_length: Ints  # [K] length of each ended episode
-    extras: dict[str, npt.NDArray[Any]] = field(
-        default_factory=dict
-    )  # written by the policy, each [T, B, ...]
-    columns: dict[str, npt.NDArray[Any]] = field(
-        default_factory=dict
-    )  # declared columns seen with obs, [T, B, ...]
+    extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # written by the policy, each [T, B, ...]
+    columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # declared columns seen with obs, [T, B, ...]
     bootstrap_columns: dict[str, npt.NDArray[Any]] = field(
         default_factory=dict
     )  # the same with bootstrap_obs, [B, ...]

@@ -144,9 +144,7 @@ class Stats:
             ("throughput", f"{self.steps_per_s:,.0f} steps/s, {self.episodes_per_s:,.4g} episodes/s"),
         ]
         if self.latency_s:
-            shown.append(
-                ("step latency", "  ".join(f"{k} {_duration(v)}" for k, v in self.latency_s.items()))
-            )
+            shown.append(("step latency", "  ".join(f"{k} {_duration(v)}" for k, v in self.latency_s.items())))
         shown += [(f"failed: {reason}", str(count)) for reason, count in self.failures.items()]
         return shown
 

@@ -98,17 +98,9 @@ def stack_values(values: Sequence[Any]) -> Tree:
     if not len(values):
         return np.zeros(0)
     first = values[0]
-    if (
-        isinstance(first, dict)
-        and first
-        and all(isinstance(v, dict) and v.keys() == first.keys() for v in values)
-    ):
+    if isinstance(first, dict) and first and all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
         return {key: stack_values([value[key] for value in values]) for key in first}
-    if (
-        isinstance(first, tuple)
-        and first
-        and all(isinstance(v, tuple) and len(v) == len(first) for v in values)
-    ):
+    if isinstance(first, tuple) and first and all(isinstance(v, tuple) and len(v) == len(first) for v in values):
         return tuple(stack_values(parts) for parts in zip(*values))
     try:
         arrays = [np.asarray(value) for value in values]

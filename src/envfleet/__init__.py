@@ -14,7 +14,7 @@ _WHERE = {
     "make": "making",
     "make_vec": "making",
     "Fleet": "fleet",
-    "KEEP": "fleet",
+    "KEEP": "book",
     "Batch": "batch",
     "Slab": "slab",
     "Layout": "layout",
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from envfleet.adapters.plain import ParallelEnvSharedMemory as ParallelEnvSharedMemory
     from envfleet.adapters.plain import VectorizedEnvs as VectorizedEnvs
     from envfleet.batch import Batch as Batch
+    from envfleet.book import KEEP as KEEP
     from envfleet.errors import BackendMissing as BackendMissing
     from envfleet.errors import BadArgument as BadArgument
     from envfleet.errors import EnvFailed as EnvFailed
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from envfleet.errors import SlotBusy as SlotBusy
     from envfleet.errors import SpacesDiffer as SpacesDiffer
     from envfleet.errors import WorkerLost as WorkerLost
-    from envfleet.fleet import KEEP as KEEP
     from envfleet.fleet import Fleet as Fleet
     from envfleet.layout import Layout as Layout
     from envfleet.making import make as make

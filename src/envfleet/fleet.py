@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import os
-import pickle
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -17,40 +15,15 @@ from gymnasium.vector.utils import batch_space
 from envfleet.actions import ActionWriter
 from envfleet.backends.base import Backend
 from envfleet.batch import Batch
+from envfleet.book import DONE, IDLE, KEEP, OUT, Book, checked_seed, checked_slots, per_slot
 from envfleet.errors import BadArgument, EnvFailed, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
-from envfleet.recipe import pickled
 from envfleet.slab import Slab, Slots
 from envfleet.supervise.faults import Failure, Fault
-from envfleet.supervise.supervisor import DONE, IDLE, OUT, Policy, Supervisor
-
-#: In `assign`: leave this slot's task as it is.
-KEEP: Any = type("Keep", (), {"__repr__": lambda self: "KEEP"})()
+from envfleet.supervise.supervisor import Policy, Supervisor
 
 _FOREVER = 1e9
-
-
-class _Book:
-    """What fleet and supervisor both know of the slots. Holds no reference to the fleet."""
-
-    def __init__(self, num_slots: int) -> None:
-        self.state = np.zeros(num_slots, np.int8)  # IDLE, OUT, DONE
-        self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
-        self.task_blobs: list[bytes] = []
-        self.task_ids: dict[bytes, int] = {}
-        self.actions: collections.deque[Any] = collections.deque(maxlen=8)
-
-    def task_value(self, task: int) -> Any:
-        return pickle.loads(self.task_blobs[task]) if task >= 0 else None
-
-    def last_actions(self, slot: int) -> tuple[Any, ...]:
-        found = []
-        for slots, actions in self.actions:
-            at = np.searchsorted(slots, slot)
-            if at < len(slots) and slots[at] == slot:
-                found.append(actions[at] if isinstance(actions, (np.ndarray, list)) else "…")
-        return tuple(found)
 
 
 class Fleet:
@@ -68,31 +41,28 @@ class Fleet:
         [1, 3]
     """
 
-    def __init__(self, backend: Backend, policy: Policy, plan: Plan, debug: bool = False) -> None:
+    def __init__(
+        self, backend: Backend, layout: Layout, about: dict[str, Any], policy: Policy, plan: Plan, debug: bool = False
+    ) -> None:
         self.plan = plan
-        self._backend = backend
-        self._debug = debug
-        recipe = backend.recipe
-        self.num_envs = recipe.num_slots
-        self._book = _Book(self.num_envs)
-        self._all = np.arange(self.num_envs)
-        self._late_assign: dict[int, dict[str, Any]] = {}
-        self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
-        self._closed = False
-        # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
-        self._finalizer = weakref.finalize(self, _close_quietly, backend, os.getpid())
-        self._policy = policy
-
-    def _set_layout(self, layout: Layout, about: dict[str, Any]) -> None:
         self.layout = layout
+        self.num_envs = backend.recipe.num_slots
         self.single_observation_space = layout.observation_space
         self.single_action_space = layout.action_space
         self.metadata: dict[str, Any] = about["metadata"]
         self.render_mode: str | None = about["render_mode"]
-        self.spec = self._backend.recipe.spec
-        self.slab: Slab = self._backend.attach(layout)
-        self._supervisor = Supervisor(self._backend, self._policy, self._book)
+        self.spec = backend.recipe.spec
+        self.slab: Slab = backend.attach(layout)
+        self._backend = backend
+        self._debug = debug
+        self._book = Book(self.num_envs)
+        self._supervisor = Supervisor(backend, policy, self._book)
         self._writer = ActionWriter(self.slab)
+        self._all = np.arange(self.num_envs)
+        self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
+        self._closed = False
+        # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
+        self._finalizer = weakref.finalize(self, _close_quietly, backend, os.getpid())
 
     @property
     def observation_space(self) -> gym.Space[Any]:
@@ -141,7 +111,7 @@ class Fleet:
 
     def _submit(self, slots: Slots, command: int) -> None:
         head, book, supervisor = self.slab.head, self._book, self._supervisor
-        self._deliver_late_assign(slots)
+        book.deliver_late(self.slab, slots)
         if self._debug:
             for batch in list(self._handed_out):
                 batch.poison(slots)
@@ -289,47 +259,17 @@ class Fleet:
         """
         chosen, order = self._slots(slots)
         names = chosen if order is None else chosen[np.argsort(order)]
-        changes: dict[int, dict[str, Any]] = {int(slot): {} for slot in names}
+        changes: dict[int, dict[str, int]] = {int(slot): {} for slot in names}
         if tasks is not None:
-            values = list(tasks) if isinstance(tasks, (list, tuple)) else [tasks] * len(names)
-            _check_length("tasks", values, len(names))
-            for slot, value in zip(names.tolist(), values):
+            for slot, value in zip(changes, per_slot("tasks", tasks, len(names))):
                 if value is not KEEP:
-                    changes[slot]["next_task"] = self._task_id(value)
+                    changes[slot]["next_task"] = self._book.task_id(value, self._backend.give_tasks)
         if seeds is not None:
-            values = list(seeds) if isinstance(seeds, (list, tuple, np.ndarray)) else [seeds] * len(names)
-            _check_length("seeds", values, len(names))
-            for slot, value in zip(names.tolist(), values):
+            for slot, value in zip(changes, per_slot("seeds", seeds, len(names), (list, tuple, np.ndarray))):
                 if value is not None:
-                    changes[slot]["next_seed"] = _checked_seed(value)
+                    changes[slot]["next_seed"] = checked_seed(value)
         for slot, change in changes.items():
-            if self._book.state[slot] == OUT:
-                # The worker has the row. What is assigned now goes with the next send, whenever this one finishes.
-                self._late_assign.setdefault(slot, {}).update(change)
-            else:
-                self._write_assigned(slot, change)
-
-    def _write_assigned(self, slot: int, change: dict[str, Any]) -> None:
-        for name, value in change.items():
-            self.slab.head[name][slot] = value
-        if "next_seed" in change:
-            self._book.base_seed[slot] = change["next_seed"]
-
-    def _deliver_late_assign(self, slots: Slots) -> None:
-        if self._late_assign:
-            for slot in slots.tolist():
-                self._write_assigned(slot, self._late_assign.pop(slot, {}))
-
-    def _task_id(self, value: Any) -> int:
-        if value is None:
-            return -1
-        blob = pickled(value, "the task")
-        book = self._book
-        if blob not in book.task_ids:
-            book.task_ids[blob] = len(book.task_blobs)
-            book.task_blobs.append(blob)
-            self._backend.give_tasks({book.task_ids[blob]: blob})
-        return book.task_ids[blob]
+            self._book.assign(self.slab, slot, change)
 
     def task_value(self, task: int) -> Any:
         """The task behind an id of the column `task` (None for -1)."""
@@ -347,9 +287,7 @@ class Fleet:
 
     def set_attr(self, name: str, values: Any, slots: Sequence[int] | Slots | None = None) -> None:
         """Set an attribute of each env: a list or tuple has one value per slot, anything else goes to all."""
-        count = len(self._slots(slots)[0])
-        each = list(values) if isinstance(values, (list, tuple)) else [values] * count
-        _check_length("values", each, count)
+        each = per_slot("values", values, len(self._slots(slots)[0]))
         self._call("call", "__set__", [(name, value) for value in each], {}, slots, each=True)
 
     def render(self, slot: int = 0) -> Any:
@@ -436,26 +374,8 @@ class Fleet:
             raise FleetClosed
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
-        """Ascending slots, and the order that sorts what the caller gave along with them (None: already sorted)."""
         self._refuse_closed()
-        if slots is None or slots is self._all:
-            return self._all, None
-        chosen = np.asarray(slots)
-        if chosen.dtype == bool and chosen.shape == (self.num_envs,):
-            return np.flatnonzero(chosen), None
-        if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
-            raise BadArgument(f"slots={slots!r}: give a list of slot numbers, at least one")
-        chosen = chosen.astype(np.int64)
-        if (np.diff(chosen) > 0).all():
-            order = None
-        else:
-            order = np.argsort(chosen, kind="stable")
-            chosen = chosen[order]
-            if (np.diff(chosen) == 0).any():
-                raise BadArgument(f"slots={slots!r}: a slot is named twice")
-        if chosen[0] < 0 or chosen[-1] >= self.num_envs:
-            raise BadArgument(f"slots={slots!r}: this fleet has slots 0 … {self.num_envs - 1}")
-        return chosen, order
+        return checked_slots(slots, self._all)
 
     def _refuse_unless_idle(self, slots: Slots) -> None:
         state = self._book.state[slots]
@@ -467,17 +387,6 @@ def _pick(side: dict[int, Any], slots: Slots) -> dict[int, Any]:
     if not side:
         return {}
     return {slot: side[slot] for slot in slots.tolist() if slot in side}
-
-
-def _check_length(what: str, values: list[Any], count: int) -> None:
-    if len(values) != count:
-        raise BadArgument(f"{what} has {len(values)} entries for {count} slots")
-
-
-def _checked_seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**63:
-        raise BadArgument(f"seed {seed!r}: give a whole number from 0 to 2**63 - 1, or None")
-    return int(seed)
 
 
 def _close_quietly(backend: Backend, pid: int) -> None:

@@ -151,8 +151,9 @@ class Layout:
     def head(self) -> np.dtype[Any]:
         """The fixed part of a row as one record, so that a row's scalars are one memory copy.
 
-        `started` counts the episodes begun in the slot, `now_seed` and `now_task` are those of the one now running;
-        `next_seed` (-1: none) and `next_task` wait for the next reset. All else describes the transition in the row.
+        `started` counts the episodes begun in the slot; `now_…` belong to the one now running, `waiting` says that there
+        is none; `next_seed` (-1: none) and `next_task` wait for the next reset. These are the life's whole state, kept
+        here so that the compiled life and its Python twin can take turns. All else describes the transition in the row.
         """
         agents = (self.num_agents,)
         return np.dtype(
@@ -167,12 +168,15 @@ class Layout:
                 ("started", "i8"),
                 ("now_seed", "i8"),
                 ("now_task", "i8"),
+                ("now_length", "i8"),
+                ("now_return", "f8", agents),
                 ("next_seed", "i8"),
                 ("next_task", "i8"),
                 ("terminated", "?", agents),
                 ("truncated", "?", agents),
                 ("active", "?", agents),
                 ("scored", "?", agents),
+                ("waiting", "?"),
                 ("status", "u1"),
                 ("command", "u1"),
             ],

@@ -118,20 +118,15 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     try:
         built = backend.start(recipe)
         layout, about = _agree(built, recipe, policy)
+        plan = Plan(backend.name, backend.num_workers, recipe.num_slots, backend.start_method, reason)
+        fleet = Fleet(backend, layout, about, policy, plan, debug)
     except BaseException:
         backend.close(2.0)
         raise
-    plan = Plan(backend.name, backend.num_workers, recipe.num_slots, backend.start_method, reason)
-    fleet = Fleet(backend, policy, plan, debug)
-    try:
-        fleet._set_layout(layout, about)
-        for slot, what in built.items():
-            if not isinstance(what, dict):  # under "restart": built again when first reset
-                fleet._supervisor.lost[slot] = fleet._supervisor.troubled = True
-                fleet._supervisor.faults.append(_init_fault(slot, what, backend))
-    except BaseException:
-        fleet.close()
-        raise
+    for slot, what in built.items():
+        if not isinstance(what, dict):  # under "restart": built again when first reset
+            fleet._supervisor.lost[slot] = fleet._supervisor.troubled = True
+            fleet._supervisor.faults.append(_init_fault(slot, what, backend))
     return fleet
 
 

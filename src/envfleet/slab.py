@@ -49,6 +49,7 @@ class Slab:
         if fill:
             for name in ("episode", "step", "task", "seed", "now_seed", "now_task", "next_seed", "next_task"):
                 self.head[name] = -1
+            self.head["waiting"] = True
 
     @property
     def has_mail(self) -> bool:

@@ -50,10 +50,6 @@ class SlotLife:
         self.keep: Callable[[Any], Any] = snapshot_value  # how infos and mailbox objects are kept; workers pickle them
         self.abandoned = False  # set when a stuck call was given up: whatever it returns later is not written
         self.phase = "idle"
-        self.waiting = True  # no episode is running: the next send resets
-        self.length = 0
-        self.ep_return = 0.0
-        self.task = self.seed = -1
         self._set_task: Callable[[Any], Any] | None = None
         self._reset_takes_task = False
 
@@ -72,7 +68,6 @@ class SlotLife:
         if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
             raise TypeError(f"the factory returned {type(env).__name__}, which has no reset and step")
         self.env = env
-        self.waiting = True
         self._reset_takes_task, self._set_task = _task_routes(env)
 
     def attach(self, slab: Slab) -> None:
@@ -85,6 +80,7 @@ class SlotLife:
         self._episode, self._step, self._length = head["episode"], head["step"], head["length"]
         self._task, self._seed, self._started = head["task"], head["seed"], head["started"]
         self._now_seed, self._now_task = head["now_seed"], head["now_task"]
+        self._now_length, self._now_return, self._waiting = head["now_length"], head["now_return"], head["waiting"]
         self._next_seed, self._next_task = head["next_seed"], head["next_task"]
         self._status, self._command = head["status"], head["command"]
         self._obs_leaves, self._action_leaves = slab.obs_leaves, slab.action_leaves
@@ -104,21 +100,24 @@ class SlotLife:
         if command == REBUILD or self.env is None:
             yield from self.build()
             yield from self._begin()
-        elif command == RESET or self.waiting:
+        elif command == RESET or self._waiting[slot]:
             yield from self._begin()
         else:
             yield from self._advance_step()
         self._status[slot] = READY
 
     def _advance_step(self) -> Calls:
+        result = yield "step", self.env.step, (self.read_action(),), {}
+        yield from self.take_step(result)
+
+    def take_step(self, result: Any) -> Calls:
+        """Write what a step returned, and begin the next episode if it ended one."""
         # The head is written last: if anything before it fails, the row still tells of the last good transition.
         slot = self.slot
-        result = yield "step", self.env.step, (self.read_action(),), {}
         obs, reward, terminated, truncated, info = _unpack(result, 5, "step")
         terminated, truncated, reward, info = bool(terminated), bool(truncated), _number(reward), _checked_info(info)
-        step, ep_return = self.length, self.ep_return + reward
-        episode, task, seed = self._started[slot] - 1, self.task, self.seed
-        self.length, self.ep_return = step + 1, ep_return
+        step, ep_return = int(self._now_length[slot]), self._now_return[slot, 0] + reward
+        episode, task, seed = self._started[slot] - 1, self._now_task[slot], self._now_seed[slot]
         if not (terminated or truncated):
             self._write_obs(obs, "obs")
             self._write_columns(info)
@@ -133,15 +132,19 @@ class SlotLife:
             self._write_columns(info)
             self.info = self.keep(info) if info else None
             self._active[slot, 0] = False
-            self.waiting = True
+            self._waiting[slot] = True
+        if not ((terminated or truncated) and self.on_end == "reset"):
+            self._now_length[slot], self._now_return[slot, 0] = step + 1, ep_return
         self._write_head(episode, step, reward, ep_return, terminated, truncated, task, seed)
         self._scored[slot, 0] = True
 
     def _begin(self) -> Calls:
         """A reset that is a row of its own: no transition, step -1."""
         self.info = yield from self._reset_env()
-        self._write_head(self._started[self.slot] - 1, -1, 0.0, 0.0, False, False, self.task, self.seed)
-        self._scored[self.slot, 0] = False
+        slot = self.slot
+        task, seed = self._now_task[slot], self._now_seed[slot]
+        self._write_head(self._started[slot] - 1, -1, 0.0, 0.0, False, False, task, seed)
+        self._scored[slot, 0] = False
 
     def _write_head(
         self,
@@ -183,12 +186,11 @@ class SlotLife:
         info = _checked_info(info)
         self._write_obs(obs, "obs")
         self._write_columns(info)
-        self.task, self.seed = task, seed
         self._now_task[slot], self._now_seed[slot] = task, seed
-        self.length, self.ep_return = 0, 0.0
+        self._now_length[slot], self._now_return[slot, 0] = 0, 0.0
         self._started[slot] += 1
         self._active[slot, 0] = True
-        self.waiting = False
+        self._waiting[slot] = False
         return self.keep(info) if info else None
 
     def fail(self, error: BaseException) -> None:

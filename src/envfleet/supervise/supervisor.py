@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import Backend, Finished, Loss
+from envfleet.book import DONE, IDLE, OUT, Book
 from envfleet.errors import FaultError
 from envfleet.layout import FAULT, QUARANTINED, REBUILD
 from envfleet.supervise.faults import Failure, Fault, exit_words
-
-IDLE, OUT, DONE = 0, 1, 2  # a slot as the fleet sees it: the caller's, sent, finished but not yet received
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +47,10 @@ class Supervisor:
     slot is received.
     """
 
-    def __init__(self, backend: Backend, policy: Policy, owner: Any) -> None:
+    def __init__(self, backend: Backend, policy: Policy, book: Book) -> None:
         self.backend = backend
         self.policy = policy
-        self.owner = (
-            owner  # the fleet's slot states and history; a plain record, so that no cycle keeps the fleet alive
-        )
+        self.book = book
         count = backend.recipe.num_slots
         self.lost = np.zeros(count, bool)
         self.quarantined = np.zeros(count, bool)
@@ -71,7 +68,7 @@ class Supervisor:
 
     def take(self, finished: Finished) -> None:
         """Sort what a wait brought: rows that are done, rows that failed, workers that are lost."""
-        state = self.owner.state
+        state = self.book.state
         if not finished.failures and not finished.losses and not self.troubled:
             state[finished.done] = DONE
             self._credit(finished.done)
@@ -93,7 +90,7 @@ class Supervisor:
 
     def _came_back(self, slot: int) -> None:
         self.lost[slot] = False
-        self.owner.state[slot] = DONE
+        self.book.state[slot] = DONE
         interrupted = self._interrupted.pop(slot, None)
         if interrupted is None:
             self._credit([slot])
@@ -133,7 +130,7 @@ class Supervisor:
                 fault = self._record(
                     slot,
                     "lost",
-                    "step" if self.owner.state[slot] == OUT else "idle",
+                    "step" if self.book.state[slot] == OUT else "idle",
                     cause,
                     worker=loss.worker,
                     exit_code=loss.exit_code,
@@ -205,8 +202,8 @@ class Supervisor:
             episode=running,
             step=(int(head["step"]) + 1 if same else 0) if running >= 0 else -1,
             seed=None if seed < 0 else seed,
-            task=self.owner.task_value(int(head["now_task"])),
-            last_actions=self.owner.last_actions(slot),
+            task=self.book.task_value(int(head["now_task"])),
+            last_actions=self.book.last_actions(slot),
             time_s=self.backend.now(),
             **more,
         )
@@ -217,21 +214,21 @@ class Supervisor:
         slot = fault.slot
         self.troubled = True
         was_lost, self.lost[slot] = self.lost[slot], True
-        if self.owner.state[slot] != OUT:
+        if self.book.state[slot] != OUT:
             return  # the caller has the row: it learns of the fault when it sends the slot again
         if slot not in self._interrupted:
             self._interrupted[slot] = self._interrupt(slot, fault, was_lost)
         if self.policy.on_fault == "raise":
             self._interrupted.pop(slot)
             self.pending[slot] = fault
-            self.owner.state[slot] = DONE
+            self.book.state[slot] = DONE
             self.quarantined[slot] |= gone
             return
         self.restarts[slot] += counts
         if gone or self.restarts[slot] > self.policy.max_restarts:
             self.quarantined[slot] = True
             self._write_fault_row(slot, self._interrupted.pop(slot), QUARANTINED)
-            self.owner.state[slot] = DONE
+            self.book.state[slot] = DONE
             return
         delay = self.policy.delay_s(int(self.restarts[slot])) if counts else 0.0
         self._due[slot] = self.backend.now() + delay
@@ -282,7 +279,7 @@ class Supervisor:
         for slot in slots:
             head["command"][slot] = REBUILD
             self._rebuilds[slot] += 1
-            base = int(self.owner.base_seed[slot])
+            base = int(self.book.base_seed[slot])
             if head["next_seed"][slot] < 0 and base >= 0:
                 spawned = np.random.SeedSequence(base, spawn_key=(int(self._rebuilds[slot]),))
                 head["next_seed"][slot] = int(spawned.generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -311,7 +308,7 @@ class Supervisor:
             key=lambda fault: fault.shared_with is not None
         )  # the slot that began it before those it took along
         for fault in faults:
-            self.owner.state[fault.slot] = IDLE
+            self.book.state[fault.slot] = IDLE
         if faults:
             error: FaultError = faults[0].error()
             for other in faults[1:]:

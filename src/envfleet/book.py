@@ -1,0 +1,119 @@
+"""What a fleet knows of its slots: their state, seeds, tasks and last actions.
+
+Fleet and supervisor share one `Book`. It holds no reference to the fleet, so that no cycle keeps a dropped fleet alive.
+"""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.errors import BadArgument
+from envfleet.recipe import pickled
+from envfleet.slab import Slab, Slots
+
+#: A slot as the fleet sees it: the caller's, sent, finished but not yet received.
+IDLE, OUT, DONE = 0, 1, 2
+
+#: In `assign`: leave this slot's task as it is.
+KEEP: Any = type("Keep", (), {"__repr__": lambda self: "KEEP"})()
+
+
+class Book:
+    """Per-slot state of one fleet."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.state = np.zeros(num_slots, np.int8)
+        self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
+        self.actions: collections.deque[Any] = collections.deque(maxlen=8)  # (slots, actions) of the last sends
+        self._task_blobs: list[bytes] = []
+        self._task_ids: dict[bytes, int] = {}
+        self._late: dict[int, dict[str, int]] = {}
+
+    def task_value(self, task: int) -> Any:
+        """The task behind an id, None for -1."""
+        return pickle.loads(self._task_blobs[task]) if task >= 0 else None
+
+    def task_id(self, value: Any, tell: Callable[[Mapping[int, bytes]], None]) -> int:
+        """The id of a task. A new one is told to the workers; equal values share an id and travel once."""
+        if value is None:
+            return -1
+        blob = pickled(value, "the task")
+        if blob not in self._task_ids:
+            self._task_ids[blob] = len(self._task_blobs)
+            self._task_blobs.append(blob)
+            tell({self._task_ids[blob]: blob})
+        return self._task_ids[blob]
+
+    def last_actions(self, slot: int) -> tuple[Any, ...]:
+        """The actions a slot was sent in the last few sends, oldest first."""
+        found = []
+        for slots, actions in self.actions:
+            at = int(np.searchsorted(slots, slot))
+            if actions is not None and at < len(slots) and slots[at] == slot:
+                found.append(actions[at])
+        return tuple(found)
+
+    def assign(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
+        """Write what the next reset of a slot uses, now or, while a worker has the row, with the next send."""
+        if self.state[slot] == OUT:
+            self._late.setdefault(slot, {}).update(change)
+        else:
+            self._write(slab, slot, change)
+
+    def deliver_late(self, slab: Slab, slots: Slots) -> None:
+        """The slots are being sent: what was assigned while they were out goes with them."""
+        if self._late:
+            for slot in slots.tolist():
+                self._write(slab, slot, self._late.pop(slot, {}))
+
+    def _write(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
+        for name, value in change.items():
+            slab.head[name][slot] = value
+        if "next_seed" in change:
+            self.base_seed[slot] = change["next_seed"]
+
+
+def per_slot(what: str, values: Any, count: int, sequences: tuple[type, ...] = (list, tuple)) -> list[Any]:
+    """One value per slot: a sequence of the right length, or the same value for all."""
+    listed: list[Any] = [*values] if isinstance(values, sequences) else [values] * count  # type: ignore[misc]
+    if len(listed) != count:
+        raise BadArgument(f"{what} has {len(listed)} entries for {count} slots")
+    return listed
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed that fits the column.
+
+    Example:
+        >>> checked_seed(7)
+        7
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**63:
+        raise BadArgument(f"seed {seed!r}: give a whole number from 0 to 2**63 - 1, or None")
+    return int(seed)
+
+
+def checked_slots(slots: Any, everything: Slots) -> tuple[Slots, Slots | None]:
+    """Ascending slots, and the order that sorts what the caller gave along with them (None: already sorted)."""
+    if slots is None or slots is everything:
+        return everything, None
+    chosen = np.asarray(slots)
+    if chosen.dtype == bool and chosen.shape == everything.shape:
+        return np.flatnonzero(chosen), None
+    if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
+        raise BadArgument(f"slots={slots!r}: give a list of slot numbers, at least one")
+    chosen = chosen.astype(np.int64)
+    order = None
+    if not (np.diff(chosen) > 0).all():
+        order = np.argsort(chosen, kind="stable")
+        chosen = chosen[order]
+        if (np.diff(chosen) == 0).any():
+            raise BadArgument(f"slots={slots!r}: a slot is named twice")
+    if chosen[0] < 0 or chosen[-1] >= len(everything):
+        raise BadArgument(f"slots={slots!r}: this fleet has slots 0 … {len(everything) - 1}")
+    return chosen, order

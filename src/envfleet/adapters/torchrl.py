@@ -38,7 +38,9 @@ class FleetEnv(EnvBase):  # type: ignore[misc]
     def __init__(self, env: Any, num_envs: int | None = None, *, device: str = "cpu", **options: Any) -> None:
         fleet = env if isinstance(env, Fleet) else make(env, num_envs, on_end="wait", **options)
         if fleet.on_end != "wait":
-            raise BadArgument('FleetEnv needs a fleet made with on_end="wait": TorchRL resets ended environments itself')
+            raise BadArgument(
+                'FleetEnv needs a fleet made with on_end="wait": TorchRL resets ended environments itself'
+            )
         super().__init__(device=device, batch_size=torch.Size([fleet.num_envs]))
         self.fleet = fleet
         self._next_seed: int | None = None

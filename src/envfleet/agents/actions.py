@@ -96,9 +96,7 @@ class Actions:
             logits = logits - np.log(rng.standard_exponential(logits.shape, dtype=np.float32))
         if self.kind == "discrete":
             return logits.argmax(axis=-1)
-        parts = [
-            logits[..., first:last].argmax(axis=-1) for first, last in zip(self.offsets, self.offsets[1:])
-        ]
+        parts = [logits[..., first:last].argmax(axis=-1) for first, last in zip(self.offsets, self.offsets[1:])]
         return np.stack(parts, axis=-1)
 
     def to_env(self, raw: NDArray[Any]) -> NDArray[Any]:

@@ -74,9 +74,7 @@ class ActorCritic(nn.Module):
         ((5, 3, 2), (5, 3))
     """
 
-    def __init__(
-        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: NetworkConfig
-    ) -> None:
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
         self.features = Features(observation_space)
@@ -90,9 +88,13 @@ class ActorCritic(nn.Module):
         actor_hidden = () if self.num_cores == 2 or (self.num_cores and self.shared) else hidden[:-1]
         critic_hidden = () if self.num_cores else hidden[:-1]
         self.actor_encoder = Encoder(self.features, actor_hidden, config.activation)
-        self.critic_encoder = self.actor_encoder if self.shared else Encoder(self.features, critic_hidden, config.activation)
+        self.critic_encoder = (
+            self.actor_encoder if self.shared else Encoder(self.features, critic_hidden, config.activation)
+        )
         core_size = config.state_size if self.num_cores else 0
-        self.core = Recurrent(config.rnn, self.critic_encoder.size, core_size, self.num_cores) if self.num_cores else None
+        self.core = (
+            Recurrent(config.rnn, self.critic_encoder.size, core_size, self.num_cores) if self.num_cores else None
+        )
         actor_width = core_size if self.num_cores == 2 else self.actor_encoder.size
         critic_width = core_size if self.num_cores else self.critic_encoder.size
         self.actor_layers = _mlp(actor_width, hidden[-1:], config.activation)
@@ -105,10 +107,13 @@ class ActorCritic(nn.Module):
         plain = not self.num_cores and not has_images and not self.shared
         self._whole = None
         if plain:
-            ends = (self.actor_encoder, self.actor_layers, self.actor_head), (
-                self.critic_encoder,
-                self.critic_layers,
-                self.critic_head,
+            ends = (
+                (self.actor_encoder, self.actor_layers, self.actor_head),
+                (
+                    self.critic_encoder,
+                    self.critic_layers,
+                    self.critic_head,
+                ),
             )
             self._whole = [DenseStack(encoder.layers, layers, head) for encoder, layers, head in ends]
         free = self.actions.num_free
@@ -145,9 +150,7 @@ class ActorCritic(nn.Module):
         value = self._critic_end(for_critic).squeeze(-1)
         return Output(actions, value, states)
 
-    def act(
-        self, inputs: dict[str, torch.Tensor], state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def act(self, inputs: dict[str, torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the actor alone for one step of rows [k, …]; `state` is the actor's, [k, width] or empty."""
         hidden = self.actor_encoder(inputs)
         if self.num_cores == 2:

@@ -64,9 +64,7 @@ class Recurrent(nn.Module):
         outputs, states = self.run(inputs, state, fresh)
         return outputs, states[:, -1]
 
-    def run(
-        self, inputs: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, inputs: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Like forward, but return the state after every step: [core, step, row, width], without gradient."""
         cores, steps, rows, size = inputs.shape
         gates = torch.baddbmm(self.b_in, inputs.reshape(cores, steps * rows, size), self.w_in)

@@ -21,7 +21,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, or a checkpoint file")
     parser.add_argument("--episodes", type=int, default=100, help="episodes to play (default: 100)")
     parser.add_argument("--seed", type=int, help="seed of the evaluation (default: the run's)")
-    parser.add_argument("--checkpoint", choices=("final", "best"), default="final", help="which checkpoint (default: final)")
+    parser.add_argument(
+        "--checkpoint", choices=("final", "best"), default="final", help="which checkpoint (default: final)"
+    )
     parser.add_argument("--sample", action="store_true", help="draw actions instead of taking the most likely ones")
     parser.add_argument("--video", action="store_true", help="write the first episode as mp4 into the run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -44,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"envfleet eval: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadArgument) else 1
     if args.json:
-        print(json.dumps({**evaluation.to_dict(), "env": agent.config.env_name, "update": agent.update, "video": video}))
+        print(
+            json.dumps({**evaluation.to_dict(), "env": agent.config.env_name, "update": agent.update, "video": video})
+        )
         return 0
     spread = f"± {evaluation.std_return:.2f} (from {evaluation.min_return:.2f} to {evaluation.max_return:.2f})"
     print(f"{agent.config.env_name}, update {agent.update}, {evaluation.num_episodes} episodes")

@@ -62,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _shown(default: Any) -> str:
     if isinstance(default, tuple):
         return ",".join(str(part) for part in default)
-    return {None: "none", True: "yes", False: "no"}.get(default, str(default)) if not isinstance(default, (int, float)) or isinstance(default, bool) else str(default)
+    return (
+        {None: "none", True: "yes", False: "no"}.get(default, str(default))
+        if not isinstance(default, (int, float)) or isinstance(default, bool)
+        else str(default)
+    )
 
 
 def config_from(args: argparse.Namespace) -> Any:
@@ -109,7 +113,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_result(result: Any) -> None:
-    print(f"{result.num_steps:,} steps in {result.wall_s:.1f} s ({result.sps:,.0f} steps/s), {result.n_completed_episodes} episodes")
+    print(
+        f"{result.num_steps:,} steps in {result.wall_s:.1f} s ({result.sps:,.0f} steps/s), {result.n_completed_episodes} episodes"
+    )
     if result.returns:
         print(f"return of the last {len(result.returns)} episodes: {result.mean_return:.2f}")
     if result.out:

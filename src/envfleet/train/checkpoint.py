@@ -138,14 +138,17 @@ def find(where: str | Path, which: str = "final") -> Path:
     return paths[-1]
 
 
-
 def _plain(value: Any) -> Any:
     # NumPy arrays travel as tensors under a marker key, so that they come back as arrays of the same dtype.
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise TypeError(f"an array of {value.dtype} cannot go into a checkpoint")
         raw = np.ascontiguousarray(value)
-        return {"__array__": torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()), "dtype": str(value.dtype), "shape": list(value.shape)}
+        return {
+            "__array__": torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()),
+            "dtype": str(value.dtype),
+            "shape": list(value.shape),
+        }
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):

@@ -38,17 +38,33 @@ class PPOConfig:
     """
 
     # -- environment -----------------------------------------------------------------------------------------------
-    env: Any = _doc("CartPole-v1", "env", "Gymnasium id, short name (tmaze, catch, …), \"module:attribute\", or in Python a callable")
+    env: Any = _doc(
+        "CartPole-v1", "env", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable'
+    )
     env_kwargs: dict[str, Any] = _doc({}, "env", "keyword arguments for the environment, as name=value pairs")
     num_envs: int = _doc(1, "env", "environments stepped together; 1 is sequential", flags=("--n-envs",))
     backend: str = _doc("auto", "env", "where environments run: auto, serial, thread, aio, pipe or shm")
     num_workers: int | None = _doc(None, "env", "worker processes or threads; default: chosen from the CPUs")
-    start_method: str | None = _doc(None, "env", "forkserver, spawn or fork for process workers; implies backend shm when that is auto", flags=("--parallel-start-method",))  # noqa: E501
-    on_fault: str = _doc("raise", "env", "an environment that fails: raise (stop) or restart (its rows are not learned from)", choices=("raise", "restart"))  # noqa: E501
-    columns: dict[str, Any] = _doc({}, "env", "in Python: declared info columns, name -> space (an `action_mask` column masks actions)", cli=False)  # noqa: E501
+    start_method: str | None = _doc(
+        None,
+        "env",
+        "forkserver, spawn or fork for process workers; implies backend shm when that is auto",
+        flags=("--parallel-start-method",),
+    )  # noqa: E501
+    on_fault: str = _doc(
+        "raise",
+        "env",
+        "an environment that fails: raise (stop) or restart (its rows are not learned from)",
+        choices=("raise", "restart"),
+    )  # noqa: E501
+    columns: dict[str, Any] = _doc(
+        {}, "env", "in Python: declared info columns, name -> space (an `action_mask` column masks actions)", cli=False
+    )  # noqa: E501
     # -- how long --------------------------------------------------------------------------------------------------
     total_steps: int = _doc(100_000, "train", "environment steps to train for, over all environments together")
-    num_episodes: int | None = _doc(None, "train", "stop after this many finished episodes instead; total_steps then only drives the schedules")  # noqa: E501
+    num_episodes: int | None = _doc(
+        None, "train", "stop after this many finished episodes instead; total_steps then only drives the schedules"
+    )  # noqa: E501
     seed: int = _doc(1, "train", "seed of the run: networks, exploration, minibatches and every episode")
     # -- PPO -------------------------------------------------------------------------------------------------------
     num_steps: int = _doc(128, "train", "steps of each environment per update")
@@ -57,38 +73,75 @@ class PPOConfig:
     learning_rate: float = _doc(2.5e-4, "train", "step size of Adam at the beginning")
     lr_schedule: str = _doc("linear", "train", "learning rate over the run: constant or linear to 0", choices=SCHEDULES)
     clip: float = _doc(0.2, "train", "clip range of the probability ratio at the beginning")
-    clip_schedule: str = _doc("constant", "train", "clip range over the run: constant or linear to 0", choices=SCHEDULES)
+    clip_schedule: str = _doc(
+        "constant", "train", "clip range over the run: constant or linear to 0", choices=SCHEDULES
+    )
     entropy: float = _doc(0.0, "train", "weight of the entropy bonus at the beginning")
-    entropy_final: float | None = _doc(None, "train", "weight of the entropy bonus at the end, reached linearly; default: the same")
+    entropy_final: float | None = _doc(
+        None, "train", "weight of the entropy bonus at the end, reached linearly; default: the same"
+    )
     gamma: float = _doc(0.99, "train", "discount")
     gae_lambda: float = _doc(0.95, "train", "lambda of the advantage estimate")
     value_coef: float = _doc(0.5, "train", "weight of the value loss")
     value_clip: float | None = _doc(None, "train", "clip range of the value function; default: not clipped")
     max_grad_norm: float = _doc(0.5, "train", "gradients longer than this are shortened to it")
-    target_kl: float | None = _doc(None, "train", "stop the epochs of an update once the policy moved 1.5 times this far")
+    target_kl: float | None = _doc(
+        None, "train", "stop the epochs of an update once the policy moved 1.5 times this far"
+    )
     normalize_advantage: bool = _doc(True, "train", "standardise advantages in every minibatch")
     normalize_obs: bool = _doc(False, "train", "scale flat observations to mean 0 and variance 1 by running statistics")
     normalize_reward: bool = _doc(False, "train", "divide rewards by the running standard deviation of the return")
     adam_eps: float = _doc(1e-5, "train", "epsilon of Adam")
     # -- network ---------------------------------------------------------------------------------------------------
-    arch: str = _doc("markov", "train", "markov, memory (recurrent actor and critic) or memory_markov (recurrent critic only)", choices=("markov", "memory", "memory_markov"))  # noqa: E501
+    arch: str = _doc(
+        "markov",
+        "train",
+        "markov, memory (recurrent actor and critic) or memory_markov (recurrent critic only)",
+        choices=("markov", "memory", "memory_markov"),
+    )  # noqa: E501
     rnn: str = _doc("gru", "train", "recurrent layer of a network with memory", choices=("gru", "lstm"))
     state_size: int = _doc(64, "train", "units of the recurrent layer")
-    sequence_length: int | None = _doc(None, "train", "steps gradients flow back through; must divide num_steps; default: all of them, as far as every minibatch still gets a sequence")  # noqa: E501
-    hidden: tuple[int, ...] = _doc((64, 64), "train", "units of the dense layers; a recurrent layer takes the place of all but the last")
+    sequence_length: int | None = _doc(
+        None,
+        "train",
+        "steps gradients flow back through; must divide num_steps; default: all of them, as far as every minibatch still gets a sequence",
+    )  # noqa: E501
+    hidden: tuple[int, ...] = _doc(
+        (64, 64), "train", "units of the dense layers; a recurrent layer takes the place of all but the last"
+    )
     activation: str = _doc("tanh", "train", "activation of the dense layers", choices=("tanh", "relu", "elu"))
-    std: str = _doc("free", "train", "standard deviation of Box actions: free (a parameter) or state (an output)", choices=("free", "state"))  # noqa: E501
+    std: str = _doc(
+        "free",
+        "train",
+        "standard deviation of Box actions: free (a parameter) or state (an output)",
+        choices=("free", "state"),
+    )  # noqa: E501
     log_std_init: float = _doc(0.0, "train", "logarithm of the standard deviation of Box actions at the beginning")
     squash: bool = _doc(False, "train", "Box actions: squash by tanh into the bounds (default: clip to the bounds)")
     share_encoder: bool | None = _doc(None, "train", "one encoder for actor and critic; default: for pictures only")
     # -- machine ---------------------------------------------------------------------------------------------------
     device: str = _doc("cpu", "train", "cpu, cuda, mps or auto; small networks are fastest on cpu")
     num_threads: int = _doc(1, "train", "threads for the arithmetic; more than 1 helps only large networks")
-    on_nan: str = _doc("stop", "train", "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it", choices=("stop", "skip"))  # noqa: E501
+    on_nan: str = _doc(
+        "stop",
+        "train",
+        "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it",
+        choices=("stop", "skip"),
+    )  # noqa: E501
     # -- run folder ------------------------------------------------------------------------------------------------
-    out: str | None = _doc(None, "train", "folder of the run: checkpoints, logs, report; default: nothing is written", flags=("--checkpoint-dir",))  # noqa: E501
+    out: str | None = _doc(
+        None,
+        "train",
+        "folder of the run: checkpoints, logs, report; default: nothing is written",
+        flags=("--checkpoint-dir",),
+    )  # noqa: E501
     resume: bool = _doc(False, "train", "go on from the last checkpoint in the folder; begins anew if there is none")
-    restore: str = _doc("replay", "train", "episodes that were running at the checkpoint: replay (exact) or end them", choices=("replay", "end"))  # noqa: E501
+    restore: str = _doc(
+        "replay",
+        "train",
+        "episodes that were running at the checkpoint: replay (exact) or end them",
+        choices=("replay", "end"),
+    )  # noqa: E501
     checkpoint_every: int = _doc(20, "train", "updates between checkpoints; 0: only at the end")
     keep_checkpoints: int = _doc(3, "train", "latest checkpoints kept; the best one is kept besides")
     eval_every: int = _doc(0, "train", "updates between evaluations during training; 0: none")
@@ -342,6 +395,8 @@ def schema() -> str:
                 continue
             default = spec.default if spec.default is not dataclasses.MISSING else {}
             shown = list(default) if isinstance(default, tuple) else default
-            text = {None: "null", True: "true", False: "false"}.get(shown if isinstance(shown, (bool, type(None))) else "", shown)
+            text = {None: "null", True: "true", False: "false"}.get(
+                shown if isinstance(shown, (bool, type(None))) else "", shown
+            )
             lines.append(f"  {spec.name}: {text}  # {spec.metadata['help']}")
     return "\n".join(lines) + "\n"

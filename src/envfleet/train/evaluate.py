@@ -38,7 +38,14 @@ class Evaluation:
         """Summarise episodes."""
         r = np.array(returns)
         return cls(
-            float(r.mean()), float(r.std()), float(r.min()), float(r.max()), float(np.mean(lengths)), len(returns), returns, lengths
+            float(r.mean()),
+            float(r.std()),
+            float(r.min()),
+            float(r.max()),
+            float(np.mean(lengths)),
+            len(returns),
+            returns,
+            lengths,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,7 +60,9 @@ class Evaluator:
         import envfleet as ef
 
         self.seed = seed
-        self._fleet = ef.make(env, 1, backend="serial", env_kwargs=env_kwargs or None, columns=columns or None, on_end="wait")
+        self._fleet = ef.make(
+            env, 1, backend="serial", env_kwargs=env_kwargs or None, columns=columns or None, on_end="wait"
+        )
 
     def run(
         self,

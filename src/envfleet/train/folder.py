@@ -52,7 +52,9 @@ class RunFolder:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise BadArgument(f"the run folder {str(self.path)!r} cannot be written: {error.strerror or error}") from error
+            raise BadArgument(
+                f"the run folder {str(self.path)!r} cannot be written: {error.strerror or error}"
+            ) from error
         occupied = self.checkpoints.paths() or (self.path / "config.json").exists()
         if not self.config.resume:
             if occupied:
@@ -164,7 +166,8 @@ class RunFolder:
                 "Collecting": f"{counters.collect_s:.1f} s, {steps / max(counters.collect_s, 1e-9):,.0f} steps/s",
                 "Learning": f"{counters.learn_s:.1f} s, {steps / max(counters.learn_s, 1e-9):,.0f} steps/s",
             },
-            "faults": [str(fault) for fault in trainer.fleet.faults] + [f"video: {why}" for why in self.videos.problems],
+            "faults": [str(fault) for fault in trainer.fleet.faults]
+            + [f"video: {why}" for why in self.videos.problems],
             "episodes": {"Ledger": str(trainer.collector.ledger)},
             "command": command_for(self.config),
             "versions": versions,

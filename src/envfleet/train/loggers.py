@@ -114,13 +114,20 @@ class TensorBoardLogger:
 class WandbLogger:
     """One Weights & Biases run: it lives in the trainer's process, workers know nothing of it."""
 
-    def __init__(self, folder: str | Path | None, config: dict[str, Any], project: str, mode: str | None, run_id: str | None) -> None:
+    def __init__(
+        self, folder: str | Path | None, config: dict[str, Any], project: str, mode: str | None, run_id: str | None
+    ) -> None:
         try:
             import wandb
         except ImportError as missing:
             raise BackendMissing("wandb", extra="wandb") from missing
         self._run: Any = wandb.init(
-            project=project, config=config, dir=str(folder) if folder else None, mode=mode, id=run_id, resume="allow" if run_id else None
+            project=project,
+            config=config,
+            dir=str(folder) if folder else None,
+            mode=mode,
+            id=run_id,
+            resume="allow" if run_id else None,
         )
         self.run_id: str = self._run.id
 

@@ -163,10 +163,19 @@ class PPOTrainer:
         self.observations = normaliser_for(self.net, config)
         self.rewards = RewardNormaliser(config.num_envs, config.gamma) if config.normalize_reward else None
         self.learner = Learner(
-            self.net, config.update(), config.num_envs, stream(config.seed, "minibatches"), self.observations, self.rewards
+            self.net,
+            config.update(),
+            config.num_envs,
+            stream(config.seed, "minibatches"),
+            self.observations,
+            self.rewards,
         )
         self.policy = Policy(
-            self.net, config.num_envs, stream(config.seed, "actions"), self.observations, skip_nan=config.on_nan == "skip"
+            self.net,
+            config.num_envs,
+            stream(config.seed, "actions"),
+            self.observations,
+            skip_nan=config.on_nan == "skip",
         )
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
         self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False)
@@ -230,7 +239,15 @@ class PPOTrainer:
         self.counters.lengths.extend(lengths)
         sps = segment.num_scored / max(collect_s + learn_s, 1e-9)
         return UpdateResult(
-            self.counters.update, self.counters.num_steps, len(returns), returns, lengths, losses, sps, collect_s, learn_s
+            self.counters.update,
+            self.counters.num_steps,
+            len(returns),
+            returns,
+            lengths,
+            losses,
+            sps,
+            collect_s,
+            learn_s,
         )
 
     def _record(self, segment: Segment, result: UpdateResult) -> None:

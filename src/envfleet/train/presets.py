@@ -38,7 +38,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "arch": "memory",
         "normalize_obs": True,
     },
-    "acrobot": {"num_steps": 128, "num_epochs": 4, "gae_lambda": 0.94, "learning_rate": 1e-3, "entropy": 0.01, "normalize_obs": True},
+    "acrobot": {
+        "num_steps": 128,
+        "num_epochs": 4,
+        "gae_lambda": 0.94,
+        "learning_rate": 1e-3,
+        "entropy": 0.01,
+        "normalize_obs": True,
+    },
     "lunarlander": {
         "num_steps": 512,
         "num_minibatches": 32,

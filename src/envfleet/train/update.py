@@ -130,9 +130,7 @@ class Learner:
             segment.reward[wrong] = 0.0
         return inputs, bad
 
-    def _prepare(
-        self, segment: Segment, inputs: Inputs, bad: NDArray[np.bool_]
-    ) -> tuple[Tensors, NDArray[np.float64]]:
+    def _prepare(self, segment: Segment, inputs: Inputs, bad: NDArray[np.bool_]) -> tuple[Tensors, NDArray[np.float64]]:
         """Run the network over the segment and attach advantages: tensors [T, B, …] (and `state` [C, T, B, W])."""
         steps = segment.num_steps
         device = self.net.device

@@ -20,6 +20,22 @@ class ActionWriter:
         self.leaves = slab.action_leaves
         self.arrays = slab.leaf_arrays("action")
         self.last: Any = None  # the batch last written, when it is one array
+        only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].path else None
+        self._whole = self.arrays[0][:, 0] if only is not None and self.arrays[0] is not None else None
+
+    def write_all(self, actions: Any) -> bool:
+        """`write` for every slot when the action is one array of the right kind; False leaves it to `write`."""
+        whole = self._whole
+        if whole is None:
+            return False
+        rows = np.asarray(actions)
+        if rows.shape != whole.shape or (
+            rows.dtype != whole.dtype and not np.can_cast(rows.dtype, whole.dtype, "same_kind")
+        ):
+            return False
+        whole[...] = rows
+        self.last = whole.copy()
+        return True
 
     def write(self, actions: Any, slots: Slots, order: Slots | None, check: bool = False) -> dict[int, dict[int, Any]]:
         """Write the actions into the rows; returns the objects of mailbox leaves (leaf index -> slot -> object)."""

@@ -65,6 +65,11 @@ class Book:
         else:
             self._write(slab, slot, change)
 
+    @property
+    def has_late(self) -> bool:
+        """Whether something was assigned to a slot that is out."""
+        return bool(self._late)
+
     def deliver_late(self, slab: Slab, slots: Slots) -> None:
         """The slots are being sent: what was assigned while they were out goes with them."""
         if self._late:

@@ -61,6 +61,10 @@ class Fleet:
         self._all = np.arange(self.num_envs)
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
+        self._smooth = False  # every slot is the caller's, with a running or waiting episode: `step` may be short
+        self._all_step = False  # every row's command is STEP
+        final_info = backend.info if self.on_end == "wait" else backend.final_info
+        self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
         # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
         self._finalizer = weakref.finalize(self, _close_quietly, backend, os.getpid())
 
@@ -118,15 +122,20 @@ class Fleet:
         head["command"][slots] = command
         if supervisor.troubled:
             slots = self._submit_troubled(slots, command)
+        self._smooth = False
+        self._all_step = False
         book.state[slots] = OUT
         if len(slots):
-            try:
-                self._backend.submit(slots)
-            except KeyboardInterrupt:
-                # An env was interrupted in this very thread: its slots are rebuilt at the next reset.
-                supervisor.lost[slots] = supervisor.troubled = True
-                book.state[slots] = IDLE
-                raise
+            self._give(slots)
+
+    def _give(self, slots: Slots) -> None:
+        try:
+            self._backend.submit(slots)
+        except KeyboardInterrupt:
+            # An env was interrupted in this very thread: its slots are rebuilt at the next reset.
+            self._supervisor.lost[slots] = self._supervisor.troubled = True
+            self._book.state[slots] = IDLE
+            raise
 
     def _submit_troubled(self, slots: Slots, command: int) -> Slots:
         """Slots that are quarantined come back at once; lost ones are rebuilt, and say so in their row."""
@@ -171,6 +180,8 @@ class Fleet:
         if self._supervisor.pending:
             self._supervisor.raise_pending(got.tolist())
         state[got] = IDLE
+        if len(got) == self.num_envs:
+            self._smooth = not self._debug and bool((self.slab.head["started"] > 0).all())
         return self._batch(got, copy)
 
     def _wait(self, wanted: Slots, need: int, timeout_s: float | None) -> None:
@@ -205,8 +216,31 @@ class Fleet:
 
     def step(self, actions: Any, copy: bool = True) -> Batch:
         """Step all slots: `send` and `recv` of all."""
-        self.send(actions)
-        return self.recv(self._all, copy=copy)
+        if not self._smooth or self._supervisor.troubled or self._book.has_late or self._closed:
+            self.send(actions)
+            return self.recv(self._all, copy=copy)
+        # The same as above without the checks that cannot fail here: every slot is the caller's and has an episode.
+        if not self._writer.write_all(actions):
+            self.send(actions)
+            return self.recv(self._all, copy=copy)
+        self._book.actions.append((self._all, self._writer.last))
+        if not self._all_step:
+            self.slab.head["command"] = STEP
+            self._all_step = True
+        self._smooth = False  # until it is known that all came back well, also when this is interrupted
+        self._book.state[:] = OUT
+        self._give(self._all)
+        finished = self._backend.wait(self.num_envs, 0.02)
+        if len(finished.done) != self.num_envs or finished.failures or finished.losses:
+            self._all_step = False  # the supervisor may write commands of its own
+            self._supervisor.take(finished)
+            return self.recv(self._all, copy=copy)
+        self._book.state[:] = IDLE
+        self._smooth = True
+        self._supervisor.look()
+        if copy:
+            return self._batch(self._all, True)
+        return self._whole
 
     def _batch(self, slots: Slots, copy: bool) -> Batch:
         backend = self._backend

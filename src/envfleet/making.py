@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from envfleet.auto import decide
 from envfleet.backends.base import Backend, Loss
 from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
 from envfleet.fleet import Fleet
@@ -20,7 +21,7 @@ from envfleet.supervise.supervisor import Policy
 if TYPE_CHECKING:
     from envfleet.adapters.gymnasium import FleetVectorEnv
 
-BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm")
+BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm", "scripted")
 
 
 def make(
@@ -30,6 +31,7 @@ def make(
     backend: str | Backend = "auto",
     num_workers: int | None = None,
     start_method: str | None = None,
+    isolate: bool | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Callable[[Any], Any]] = (),
     on_end: str = "reset",
@@ -51,6 +53,8 @@ def make(
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
+        isolate: False lets the parent step a share of the slots of "shm" itself: faster on few cores, but an env that
+            crashes its process then ends the trainer. True forbids it. None: `auto` decides, "shm" isolates.
         env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
         wrappers: callables put around each env, innermost first.
         on_end: "reset" begins the next episode in the same step; "wait" leaves the env at its end until it is sent again.
@@ -85,7 +89,9 @@ def make(
     recipe = Recipe(
         factories, on_end, dict(columns or {}), init_timeout_s, reset_timeout_s, step_timeout_s, blas_threads, spec
     )
-    chosen, reason = _backend(backend, num_workers, start_method, recipe)
+    if on_fault == "restart" and isolate is None:
+        isolate = True  # who wants failed envs restarted does not want one to end the trainer
+    chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
 
 
@@ -126,7 +132,7 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     for slot, what in built.items():
         if not isinstance(what, dict):  # under "restart": built again when first reset
             fleet._supervisor.lost[slot] = fleet._supervisor.troubled = True
-            fleet._supervisor.faults.append(_init_fault(slot, what, backend))
+            fleet._supervisor.faults.append(init_fault(slot, what, backend))
     return fleet
 
 
@@ -138,9 +144,9 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
         # The slot a worker was in when it was lost explains more than the slots that went down with it.
         culprits = [slot for slot, what in bad.items() if not (isinstance(what, Loss) and what.slot not in (slot, -1))]
         slot = (culprits or list(bad))[0]
-        error = _init_fault(slot, bad[slot], None).error()
+        error = init_fault(slot, bad[slot], None).error()
         for other in [other for other in bad if other != slot][:3]:
-            error.add_note(f"also: {_init_fault(other, bad[other], None)}")
+            error.add_note(f"also: {init_fault(other, bad[other], None)}")
         raise error
     first = next(iter(good))
     for slot, about in good.items():
@@ -155,7 +161,8 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
     return Layout(about["observation_space"], about["action_space"], columns), about
 
 
-def _init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fault:
+def init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fault:
+    """A constructor's failure as a fault record."""
     worker = None if backend is None else int(backend.worker_of[slot])
     if isinstance(what, Loss):
         shared = what.slot not in (slot, -1)
@@ -170,14 +177,21 @@ def _init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fau
 
 
 def _backend(
-    backend: str | Backend, num_workers: int | None, start_method: str | None, recipe: Recipe
+    backend: str | Backend, num_workers: int | None, start_method: str | None, isolate: bool | None, recipe: Recipe
 ) -> tuple[Backend, str]:
     if isinstance(backend, Backend):
         return backend, "given"
     _check("backend", backend, BACKENDS)
     reason = "asked for"
     if backend == "auto":
-        backend, reason = "serial", "the default"
+        choice = decide(recipe, num_workers, isolate)
+        backend, num_workers, isolate, reason = (
+            choice.backend,
+            choice.num_workers,
+            choice.isolate,
+            f"auto: {choice.reason}",
+        )
+        start_method = start_method if backend == "shm" else None
     if start_method is not None and backend not in ("pipe", "shm"):
         raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
     if backend == "serial":
@@ -194,11 +208,19 @@ def _backend(
         from envfleet.backends.aio import AioBackend
 
         return AioBackend(num_workers), reason
+    if backend == "scripted":
+        from envfleet.backends.scripted import ScriptedBackend
+
+        return ScriptedBackend(num_workers), reason
     if not hasattr(os, "fork"):
         raise BackendMissing(backend, why="This system has no fork; use backend='thread' or 'serial'.")
-    from envfleet.backends.processes import PipeBackend, ShmBackend
+    if backend == "pipe":
+        from envfleet.backends.pipe import PipeBackend
 
-    return (PipeBackend if backend == "pipe" else ShmBackend)(num_workers, start_method), reason
+        return PipeBackend(num_workers, start_method), reason
+    from envfleet.backends.shm import ShmBackend
+
+    return ShmBackend(num_workers, start_method, isolate=isolate is not False), reason
 
 
 def _check(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -30,7 +30,9 @@ class Slab:
         self.layout = layout
         self.num_slots = num_slots
         at, self.size_bytes = layout.offsets(num_slots)
-        self.memory = memory if memory is not None else np.zeros(self.size_bytes, np.uint8)
+        # Through frombuffer, which holds on to the block: over a bare mmap the arrays below would not keep it from being
+        # unmapped, and a look at a closed fleet's rows would end the process.
+        self.memory = np.zeros(self.size_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         for name, dtype, shape in layout.arrays():
             self.arrays[name] = np.ndarray((num_slots, *shape), dtype, buffer=self.memory, offset=at[name])

@@ -50,6 +50,8 @@ class SlotLife:
         self.keep: Callable[[Any], Any] = snapshot_value  # how infos and mailbox objects are kept; workers pickle them
         self.abandoned = False  # set when a stuck call was given up: whatever it returns later is not written
         self.phase = "idle"
+        self.runner: Any = None  # the compiled runner that drives this slot, while it does
+        self.time_limit: Any = None  # the TimeLimit wrapper absorbed into it
         self._set_task: Callable[[Any], Any] | None = None
         self._reset_takes_task = False
 
@@ -119,16 +121,16 @@ class SlotLife:
         step, ep_return = int(self._now_length[slot]), self._now_return[slot, 0] + reward
         episode, task, seed = self._started[slot] - 1, self._now_task[slot], self._now_seed[slot]
         if not (terminated or truncated):
-            self._write_obs(obs, "obs")
+            self.write_obs(obs, "obs")
             self._write_columns(info)
             self.info = self.keep(info) if info else None
         elif self.on_end == "reset":
-            self._write_obs(obs, "final_obs")
+            self.write_obs(obs, "final_obs")
             self.final_info = self.keep(info) if info else None
             self.info = yield from self._reset_env()
         else:
-            self._write_obs(obs, "final_obs")
-            self._write_obs(obs, "obs")
+            self.write_obs(obs, "final_obs")
+            self.write_obs(obs, "obs")
             self._write_columns(info)
             self.info = self.keep(info) if info else None
             self._active[slot, 0] = False
@@ -182,16 +184,22 @@ class SlotLife:
         if options is not None:
             kwargs["options"] = options
         result = yield "reset", self.env.reset, (), kwargs
+        return self.take_reset(result, task, seed)
+
+    def take_reset(self, result: Any, task: int = -1, seed: int = -1) -> Any:
+        """Write what a reset returned; gives the info as it is kept."""
+        slot = self.slot
         obs, info = _unpack(result, 2, "reset")
         info = _checked_info(info)
-        self._write_obs(obs, "obs")
+        self.write_obs(obs, "obs")
         self._write_columns(info)
         self._now_task[slot], self._now_seed[slot] = task, seed
         self._now_length[slot], self._now_return[slot, 0] = 0, 0.0
         self._started[slot] += 1
         self._active[slot, 0] = True
         self._waiting[slot] = False
-        return self.keep(info) if info else None
+        self.info = self.keep(info) if info else None
+        return self.info
 
     def fail(self, error: BaseException) -> None:
         """Turn an exception of the last call into a FAULT row; the supervisor decides what happens next."""
@@ -199,6 +207,58 @@ class SlotLife:
         self.info = self.final_info = None
         if self.slab is not None:
             self._status[self.slot] = FAULT
+
+    # -- for the compiled runner ---------------------------------------------------------------------------------
+
+    @property
+    def has_side(self) -> bool:
+        """Whether there is something beside the row: an info, a failure, objects of mailbox leaves."""
+        return self.failure is not None or self.info is not None or self.final_info is not None or self.slab.has_mail
+
+    def finish_step(self, result: Any) -> bool:
+        """Take over from the compiled life a step whose result is not plain; whether something is beside the row."""
+        self.info = self.final_info = self.failure = None
+        if drive(self, self._finish(result), _unwatched, phase="step"):
+            self._status[self.slot] = READY
+        else:
+            self.release()
+        return self.has_side
+
+    def _finish(self, result: Any) -> Calls:
+        yield from self.take_step(result)
+
+    def reset_now(self) -> bool:
+        """The reset at an end that has a seed or a task; whether it left an info. Errors travel to the caller."""
+        calls = self._reset_env()
+        try:
+            phase, function, args, kwargs = next(calls)
+            while True:
+                phase, function, args, kwargs = calls.send(function(*args, **kwargs))
+        except StopIteration:
+            return self.info is not None
+
+    def keep_info(self, info: dict[str, Any], final: bool) -> None:
+        """Keep the info of a step the compiled life has made."""
+        if final:
+            self.final_info = self.keep(info)
+        else:
+            self.info = self.keep(info)
+
+    def fail_in(self, error: BaseException, phase: str) -> None:
+        """`fail`, for the compiled life."""
+        self.phase = phase
+        self.release()
+        self.fail(error)
+        self.phase = "idle"
+
+    def release(self) -> None:
+        """Take the slot back from the compiled life: its counters are written back into the wrappers it absorbed."""
+        if self.runner is not None:
+            self.runner.disarm(self.slot)
+            self.runner = None
+        if self.time_limit is not None:
+            self.time_limit._elapsed_steps = int(self._now_length[self.slot])
+            self.time_limit = None
 
     # -- what passes between env and row ------------------------------------------------------------------------
 
@@ -214,7 +274,8 @@ class SlotLife:
                 values.append(value.copy() if isinstance(value, np.ndarray) else value)
         return values[0] if self._action_leaves[0].path == () else self.slab.gather_action(values)
 
-    def _write_obs(self, obs: Any, kind: str) -> None:
+    def write_obs(self, obs: Any, kind: str) -> None:
+        """Check an observation against the space and copy it into the row, as `obs` or `final_obs`."""
         slot = self.slot
         arrays = self._obs if kind == "obs" else self._final_obs
         values = scatter(self._obs_leaves, obs)
@@ -237,11 +298,13 @@ class SlotLife:
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the env, or read an attribute, through its wrappers."""
+        self.release()
         value = _attribute(self.env, name)
         return value(*args, **kwargs) if callable(value) else value
 
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute where the env has it, else on the innermost env."""
+        self.release()
         if hasattr(self.env, "set_wrapper_attr"):
             self.env.set_wrapper_attr(name, value)
         else:
@@ -249,16 +312,19 @@ class SlotLife:
 
     def close(self) -> None:
         """Close the env, once."""
+        if self.env is not None and self.slab is not None:
+            self.release()
         env, self.env = self.env, None
         if env is not None and callable(getattr(env, "close", None)):
             env.close()
 
 
-def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None]) -> bool:
+def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase: str = "idle") -> bool:
     """Make a life's calls in this thread. `enter(slot, phase)` tells the supervisor what is going on.
 
     Returns False when the calls failed (the row is then a FAULT row) or were given up.
     """
+    life.phase = phase
     try:
         phase, function, args, kwargs = next(calls)
         while True:
@@ -279,6 +345,10 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None]) -> bo
     finally:
         life.phase = "idle"
         enter(-1, "idle")
+
+
+def _unwatched(slot: int, phase: str) -> None:
+    return None
 
 
 def snapshot_value(value: Any) -> Any:

@@ -47,10 +47,13 @@ class LocalBackend(Backend):
             life.attach(self.slab)
         return self.slab
 
-    def _finish(self, slots: list[int]) -> Finished:
-        """Take over what the lives left beside the rows."""
+    def _finish(self, slots: list[int], sided: list[int] | None = None) -> Finished:
+        """Take over what the lives left beside the rows: of `sided` only, where that is known."""
         finished = Finished(done=slots)
-        for slot in slots:
+        if sided is not None and (self.info or self.final_info):
+            for slot in slots:
+                self._keep_side(slot, None, None)
+        for slot in slots if sided is None else sided:
             life = self.lives[slot]
             if life.failure is not None:
                 finished.failures[slot] = life.failure

@@ -1,15 +1,17 @@
-"""pipe and shm: workers in processes of their own, started and ended by a keeper.
+"""What pipe and shm share: workers in processes of their own, started and ended by a keeper.
 
-The two differ in one thing only: `pipe` sends rows by value over the worker's socket, `shm` keeps them in memory that
+The two differ in where rows are: `pipe` sends them by value over the worker's socket, `shm` keeps them in memory that
 parent and workers share. A worker that dies is started again when one of its slots is submitted next.
 """
 
 from __future__ import annotations
 
+import abc
 import os
 import pickle
 import select
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,19 +20,19 @@ import cloudpickle
 import numpy as np
 
 from envfleet.backends.base import Backend, Finished, Loss, spread
-from envfleet.errors import FleetError
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
 from envfleet.supervise.channel import Closed, ParentChannel, pair
 from envfleet.supervise.faults import Failure
+from envfleet.supervise.keeper import checked_pid
 from envfleet.supervise.launcher import Keeper, check_start_method
 from envfleet.supervise.machine import usable_cpus
 from envfleet.supervise.memory import Pulse, Segment, anonymous_file
 from envfleet.supervise.worker import DONE_HEAD, DOWN, STACK_SIGNAL, UP
 
 
-class _Worker:
+class WorkerHandle:
     """The parent's handle of one worker process."""
 
     def __init__(self, index: int, slots: list[int]) -> None:
@@ -38,10 +40,12 @@ class _Worker:
         self.slots = slots
         self.channel: ParentChannel | None = None
         self.pid = -1
+        self.attached = False  # it has been told of its rows
         self.stack_fd = anonymous_file("envfleet-stack")
 
     @property
     def alive(self) -> bool:
+        """Whether its process is there, as far as its socket tells."""
         return self.channel is not None
 
 
@@ -57,14 +61,15 @@ class ProcessBackend(Backend):
         self.start_method = check_start_method(start_method)
         self._replies: dict[int, Any] = {}
         self._tasks: dict[int, bytes] = {}
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerHandle] = []
         self._keeper: Keeper | None = None
-        self._segment: Segment | None = None
         self._layout: Layout | None = None
+        self._parts: dict[int, dict[str, Any]] = {}  # what slots left beside their rows, until they are told to be done
+        self._built: dict[int, dict[str, Any] | Failure | Loss] = {}
         self._finished = Finished()
         self._closing: list[tuple[int, Failure | Loss]] = []
         self._poller = select.poll()
-        self._by_fd: dict[int, _Worker] = {}
+        self._by_fd: dict[int, WorkerHandle] = {}
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -76,14 +81,24 @@ class ProcessBackend(Backend):
         self.worker_of = spread(recipe.num_slots, self.num_workers)
         self._pulse_segment = Segment.create(self.num_workers * 64)
         words = np.frombuffer(self._pulse_segment.map, np.int64).reshape(-1, 8)
+        words[:, 0] = -1
         self.pulses = [Pulse(words[i]) for i in range(self.num_workers)]
         self._keeper = Keeper(self.start_method or "")
-        self._workers = [_Worker(i, np.flatnonzero(self.worker_of == i).tolist()) for i in range(self.num_workers)]
+        self._workers = [WorkerHandle(i, np.flatnonzero(self.worker_of == i).tolist()) for i in range(self.num_workers)]
         for worker in self._workers:
-            self._launch(worker, build=True)
+            if not self._is_own(worker.index):
+                self._launch(worker, build=True)
+        self._build_own()
         return self._collect_built()
 
-    def _launch(self, worker: _Worker, build: bool) -> None:
+    def _is_own(self, worker: int) -> bool:
+        """Whether this worker's slots are stepped by the parent itself."""
+        return False
+
+    def _build_own(self) -> None:
+        """Build the parent's own share of the envs, where it has one."""
+
+    def _launch(self, worker: WorkerHandle, build: bool) -> None:
         assert self._keeper is not None
         ours, theirs = pair()
         self.pulses[worker.index].enter(-1, "idle")
@@ -99,8 +114,6 @@ class ProcessBackend(Backend):
         worker.channel = ours
         self._by_fd[ours.fileno()] = worker
         self._poller.register(ours.sock, select.POLLIN)
-        import sys
-
         start = {
             "path": list(sys.path),
             "cwd": os.getcwd(),
@@ -120,7 +133,6 @@ class ProcessBackend(Backend):
 
     def _collect_built(self) -> dict[int, dict[str, Any] | Failure | Loss]:
         """Wait until every slot is built, failed, or lost with its worker. Deadlines are per constructor."""
-        self._built: dict[int, dict[str, Any] | Failure | Loss] = {}
         while len(self._built) < self.recipe.num_slots:
             self._poll(0.05)
             finished, self._finished = self._finished, Finished()
@@ -139,25 +151,19 @@ class ProcessBackend(Backend):
     def attach(self, layout: Layout) -> Slab:
         """Lay out the rows here and in every worker."""
         self._layout = layout
-        if self.by_value:
-            self.slab = Slab(layout, self.recipe.num_slots)
-        else:
-            self._segment = Segment.create(layout.offsets(self.recipe.num_slots)[1])
-            self.slab = Slab(layout, self.recipe.num_slots, self._segment.map)
+        self.slab = self._make_slab(layout)
         for worker in self._workers:
             if worker.alive:
                 self._attach_worker(worker)
         return self.slab
 
-    def _attach_worker(self, worker: _Worker) -> None:
-        if self._layout is None:
-            return
-        self._message(worker, "attach", self._layout, self.recipe.num_slots)
-        if self._segment is not None and worker.channel is not None:
-            try:
-                worker.channel.send_fds([self._segment.fd])
-            except Closed:
-                self._mark_lost(worker)
+    @abc.abstractmethod
+    def _make_slab(self, layout: Layout) -> Slab:
+        """The rows, where parent and workers will find them."""
+
+    @abc.abstractmethod
+    def _attach_worker(self, worker: WorkerHandle) -> None:
+        """Tell a worker where its rows are. Does nothing before there are any."""
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
@@ -193,13 +199,15 @@ class ProcessBackend(Backend):
             worker.channel.pump()
             self._take(worker)
 
-    def _take(self, worker: _Worker) -> None:
+    def _take(self, worker: WorkerHandle) -> None:
         channel = worker.channel
         assert channel is not None
         while channel.inbox:
             frame = channel.inbox.popleft()
             if frame[:1] == b"D":
                 self._take_done(frame)
+            elif frame[:1] == b"I":
+                self._parts.update(pickle.loads(memoryview(frame)[1:]))
             else:
                 self._take_reply(*cloudpickle.loads(memoryview(frame)[1:]))
         if channel.eof:
@@ -214,14 +222,19 @@ class ProcessBackend(Backend):
             self.slab.unpack(slots, self.slab.names(*UP), frame, at)
         parts = pickle.loads(memoryview(frame)[at + row_bytes :]) if len(frame) > at + row_bytes else {}
         for slot in slots.tolist():
-            part = parts.get(slot, {})
-            if "failure" in part:
-                self._finished.failures[slot] = part["failure"]
-            self._keep_side(slot, part.get("info"), part.get("final_info"))
-            for kind, boxes in part.get("mail", {}).items():
-                for i, value in boxes.items():
-                    self.slab.mail[kind][i][slot] = None if value is None else pickle.loads(value)
+            self._take_part(slot, parts.get(slot, {}))
             self._finished.done.append(slot)
+
+    def _take_part(self, slot: int, part: dict[str, Any]) -> None:
+        if "failure" in part:
+            self._finished.failures[slot] = part["failure"]
+        self._keep_side(slot, part.get("info"), part.get("final_info"))
+        self._take_mail(slot, part)
+
+    def _take_mail(self, slot: int, part: dict[str, Any]) -> None:
+        for kind, boxes in part.get("mail", {}).items():
+            for i, value in boxes.items():
+                self.slab.mail[kind][i][slot] = None if value is None else pickle.loads(value)
 
     def _take_reply(self, what: str, *args: Any) -> None:
         if what == "built":
@@ -231,7 +244,7 @@ class ProcessBackend(Backend):
         elif what == "closed":
             self._closing.append((args[0], args[1]))
 
-    def _mark_lost(self, worker: _Worker) -> None:
+    def _mark_lost(self, worker: WorkerHandle) -> None:
         """The worker's socket ended: learn how its process did, and say so once."""
         if worker.channel is None:
             return
@@ -245,14 +258,15 @@ class ProcessBackend(Backend):
             code = self._keeper.exit_code(worker.pid, 2.0)
         self._finished.losses.append(Loss(worker.index, code, slot, phase))
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: WorkerHandle) -> None:
         channel, worker.channel = worker.channel, None
+        worker.attached = False
         if channel is not None:
             self._poller.unregister(channel.sock)
             self._by_fd.pop(channel.fileno(), None)
             channel.close()
 
-    def _send(self, worker: _Worker, frame: bytes) -> None:
+    def _send(self, worker: WorkerHandle, frame: bytes) -> None:
         if worker.channel is None:
             return
         try:
@@ -262,7 +276,7 @@ class ProcessBackend(Backend):
             self._take(worker)
             self._mark_lost(worker)
 
-    def _message(self, worker: _Worker, *message: Any) -> None:
+    def _message(self, worker: WorkerHandle, *message: Any) -> None:
         self._send(worker, b"M" + cloudpickle.dumps(message))
 
     # -- off the step path --------------------------------------------------------------------------------------
@@ -321,8 +335,9 @@ class ProcessBackend(Backend):
         self._keeper.exit_code(stuck.pid, 2.0)
         return stack
 
-    def _stack(self, worker: _Worker) -> str:
+    def _stack(self, worker: WorkerHandle) -> str:
         try:
+            checked_pid(worker.pid)
             os.kill(worker.pid, STACK_SIGNAL)
         except ProcessLookupError:
             return ""
@@ -369,25 +384,3 @@ class ProcessBackend(Backend):
         self._keeper = None
         self.pulses = []
         self._pulse_segment.close()
-        if self._segment is not None:
-            self._segment.close()
-
-
-class PipeBackend(ProcessBackend):
-    """Rows by value. Slower than shm, but nothing is shared but the socket."""
-
-    name = "pipe"
-    by_value = True
-
-
-class ShmBackend(ProcessBackend):
-    """Rows in shared memory: only slot numbers travel."""
-
-    name = "shm"
-    by_value = False
-
-
-def check_processes_possible() -> None:
-    """Refuse early where there is no fork at all."""
-    if not hasattr(os, "fork"):
-        raise FleetError("this system has no fork: use backend='thread' or 'serial'")

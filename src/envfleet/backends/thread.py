@@ -13,11 +13,13 @@ import traceback
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from envfleet.backends.base import Finished, Loss, spread
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.recipe import Recipe
 from envfleet.slab import Slots
-from envfleet.slot import drive
+from envfleet.slot import SlotLife, drive
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
 
@@ -44,6 +46,8 @@ class ThreadBackend(LocalBackend):
         self._done: SimpleQueue[int] = SimpleQueue()
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._stuck: list[tuple[int, threading.Thread, str]] = []
+        self._workers: list[_Worker] = []
+        self._closing: list[tuple[int, Failure | Loss]] = []
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Start the threads and let them build their envs side by side."""
@@ -83,6 +87,9 @@ class ThreadBackend(LocalBackend):
     def _work(self, worker: _Worker, generation: int) -> None:
         while True:
             job = worker.jobs.get()
+            if worker.generation != generation:
+                worker.jobs.put(job)  # this thread was given up just as it came free: the job is its successor's
+                return
             if job is None:
                 return
             if type(job) is int:
@@ -93,6 +100,9 @@ class ThreadBackend(LocalBackend):
                 slot = job[1]
                 life = self.lives[slot]
                 drive(life, life.build(), worker.pulse.enter)
+            elif job[0] == "close":
+                self._close_one(self.lives[job[1]], worker.pulse)
+                continue
             else:
                 slot, phase, name, args, kwargs = job[1:]
                 worker.pulse.enter(slot, phase)
@@ -161,29 +171,44 @@ class ThreadBackend(LocalBackend):
         self._launch(stuck)
         return stack
 
+    def _close_one(self, life: SlotLife, pulse: Pulse) -> None:
+        if life.abandoned:
+            return
+        pulse.enter(life.slot, "close")
+        try:
+            life.close()
+        except (Exception, SystemExit) as error:
+            self._closing.append((life.slot, Failure.of(error, "close")))
+        pulse.enter(-1, "idle")
+
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the envs in their threads, end the threads; name those that do not end."""
         deadline = time.monotonic() + timeout_s
-        problems: list[tuple[int, Failure | Loss]] = []
-        closer = threading.Thread(target=lambda: problems.extend(self._close_lives()), daemon=True)
         for worker in self._workers:
+            for slot in np.flatnonzero(self.worker_of == worker.index).tolist():
+                worker.jobs.put(("close", slot))
             worker.jobs.put(None)
-        for worker in self._workers:
-            worker.thread.join(max(0.0, deadline - time.monotonic()))
-            if worker.thread.is_alive():
-                slot, phase, _ = worker.pulse.read()
-                if slot >= 0:
-                    self.lives[slot].abandoned = True
-                    self._stuck.append((slot, worker.thread, phase))
-        closer.start()
-        closer.join(max(0.2, deadline - time.monotonic()))
-        if closer.is_alive():
-            problems.append((-1, Failure("close", "close() of an environment did not return", _stack_of(closer))))
+        late = [worker for worker in self._workers if not _joined(worker.thread, deadline)]
+        for _ in range(self.recipe.num_slots if late else 0):
+            # Stuck in one slot: give that call up, and let a new thread close the slots behind it.
+            for worker in late:
+                self.kill(worker.index)
+            deadline = time.monotonic() + 0.2
+            late = [worker for worker in late if not _joined(worker.thread, deadline)]
+            if not late:
+                break
+        problems = self._closing
         for slot, thread, phase in self._stuck:
             if thread.is_alive():
                 why = f"its thread {thread.name!r} is still stuck in {phase} and cannot be ended"
                 problems.append((slot, Failure(phase, why, _stack_of(thread))))
+        self._workers = []
         return problems
+
+
+def _joined(thread: threading.Thread, deadline: float) -> bool:
+    thread.join(max(0.0, deadline - time.monotonic()))
+    return not thread.is_alive()
 
 
 def _stack_of(thread: threading.Thread) -> str:

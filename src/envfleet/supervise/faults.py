@@ -36,8 +36,14 @@ class Failure:
         except Exception:
             pickled = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
-        return cls(phase, summary[-1] if summary else type(error).__name__, text, pickled)
+        kind = type(error)
+        name = (
+            kind.__qualname__
+            if kind.__module__ in ("builtins", "__main__")
+            else f"{kind.__module__}.{kind.__qualname__}"
+        )
+        words = [f"{name}: {error}" if str(error) else name, *getattr(error, "__notes__", ())]
+        return cls(phase, " ".join(words), text, pickled)
 
     @property
     def exception(self) -> BaseException:

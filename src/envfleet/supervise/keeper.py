@@ -151,7 +151,15 @@ def _children() -> list[int]:
         return []
 
 
+def checked_pid(pid: int) -> int:
+    """A process number that may be signalled. 0, 1 and negative ones mean groups, init, or every process there is."""
+    if pid <= 1:
+        raise ProcessLookupError(f"{pid} is not a process of ours")
+    return pid
+
+
 def _kill_group(pid: int) -> None:
+    checked_pid(pid)
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -12,7 +12,7 @@ from typing import Any
 
 from envfleet.errors import BackendMissing, BadArgument, FleetError
 from envfleet.supervise.channel import Channel, Closed, ParentChannel, pair
-from envfleet.supervise.keeper import keeper_main, launch
+from envfleet.supervise.keeper import checked_pid, keeper_main, launch
 
 START_METHODS = ("forkserver", "spawn", "fork")
 
@@ -119,6 +119,7 @@ class Keeper:
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Signal a worker's whole process group."""
+        checked_pid(pid)
         if pid in self.exits:
             return
         try:
@@ -145,4 +146,4 @@ class Keeper:
                         self._process.returncode = 0
                     return
                 time.sleep(0.002)
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(checked_pid(self.pid), signal.SIGKILL)

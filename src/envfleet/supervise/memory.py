@@ -5,10 +5,13 @@ Nothing appears in /dev/shm, so nothing can be left there, whoever is killed.
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import mmap
 import os
 import tempfile
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -39,7 +42,7 @@ class Segment:
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
-        self.map = mmap.mmap(fd, size_bytes)
+        self.map = _mapped(fd, size_bytes)
 
     @classmethod
     def create(cls, size_bytes: int) -> Segment:
@@ -53,10 +56,51 @@ class Segment:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        try:
-            self.map.close()
-        except BufferError:
-            pass  # arrays handed out with copy=False still look at it; it is unmapped when they go
+        self.map = None
+
+
+def _mapped(fd: int, size_bytes: int) -> Any:
+    """The file's bytes as a buffer that is unmapped when the last array over it is gone.
+
+    Not `mmap.mmap`: that keeps a descriptor of its own open for as long as anyone looks at the memory.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.munmap.restype = ctypes.c_void_p, ctypes.c_int
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot map {size_bytes} bytes of shared memory: {os.strerror(number)}")
+    buffer = (ctypes.c_ubyte * size_bytes).from_address(address)
+    # At exit the process's end unmaps; doing it earlier would pull the memory from under arrays still in use.
+    weakref.finalize(buffer, libc.munmap, address, size_bytes).atexit = False
+    return buffer
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedMap:
+    """Where things are in a fleet's shared memory: rows, then (with the compiled core) doorbell, then infos."""
+
+    slab_bytes: int
+    num_workers: int
+    num_slots: int
+    exchange_bytes: int = 0  # 0: no compiled doorbell, slots travel over sockets
+    arena_bytes: int = 0  # per slot
+    spin_s: float = 0.004
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return self.slab_bytes + self.exchange_bytes + self.arena_bytes * self.num_slots
+
+    def open(self, compiled: Any, segment: Segment, me: int) -> tuple[Any, np.ndarray[Any, Any]]:
+        """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot."""
+        memory = memoryview(segment.map).cast("B")[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
+        exchange = compiled.Exchange(memory, self.num_workers, self.num_slots, me, self.spin_s)
+        at = self.slab_bytes + self.exchange_bytes
+        arena = np.ndarray((self.num_slots, self.arena_bytes), np.uint8, buffer=segment.map, offset=at)
+        return exchange, arena
 
 
 class Pulse:

@@ -17,6 +17,8 @@ from envfleet.errors import FaultError
 from envfleet.layout import FAULT, QUARANTINED, REBUILD
 from envfleet.supervise.faults import Failure, Fault, exit_words
 
+_LOOK_S = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
@@ -142,16 +144,16 @@ class Supervisor:
     # -- deadlines -----------------------------------------------------------------------------------------------
 
     def look(self, force: bool = False) -> None:
-        """Find calls past their deadline. Cheap, and at most every 50 ms unless forced."""
+        """Find calls past their deadline; at most every 50 ms unless forced."""
         backend = self.backend
         now = backend.now()
-        if not backend.has_deadlines or (not force and now - self._last_look < 0.05):
+        if not backend.has_deadlines or (not force and now - self._last_look < _LOOK_S):
             return
         self._last_look = now
         for worker, pulse in enumerate(backend.pulses):
             slot, phase, since = seen = pulse.read()
             limit = backend.recipe.timeout_s(phase)
-            if slot < 0 or now - since <= limit:
+            if slot < 0 or phase == "idle" or now - since <= limit:
                 self._suspect.pop(worker, None)
             elif self._suspect.get(worker) != seen:
                 self._suspect[worker] = seen  # two looks in a row: see Pulse
@@ -160,15 +162,10 @@ class Supervisor:
                 self._timed_out(worker, slot, phase, limit)
 
     def next_look_s(self) -> float:
-        """Seconds until a deadline could be over or a rebuild is due."""
-        now = self.backend.now()
-        soonest = min(self._due.values(), default=now + 1.0) - now
-        if self.backend.has_deadlines:
-            for pulse in self.backend.pulses:
-                slot, phase, since = pulse.read()
-                if slot >= 0:
-                    soonest = min(soonest, since + self.backend.recipe.timeout_s(phase) - now)
-        return max(0.01, min(0.25, soonest))
+        """How long to wait before looking at deadlines again, or until a rebuild is due if that is sooner."""
+        if not self._due:
+            return _LOOK_S
+        return max(0.001, min(_LOOK_S, min(self._due.values()) - self.backend.now()))
 
     def _timed_out(self, worker: int, slot: int, phase: str, limit: float) -> None:
         stack = self.backend.kill(worker)

@@ -16,6 +16,7 @@ import faulthandler
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -26,13 +27,15 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from envfleet import native
+from envfleet.layout import Layout
 from envfleet.recipe import unpack_factories
 from envfleet.slab import Slab
 from envfleet.slot import SlotLife, describe, drive
 from envfleet.supervise.channel import Channel, Closed
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.keeper import die_with
-from envfleet.supervise.memory import Pulse, Segment
+from envfleet.supervise.memory import Pulse, Segment, SharedMap
 
 DONE_HEAD = struct.Struct("=cII")  # b"D", number of slots, bytes of rows
 STACK_SIGNAL = signal.SIGUSR2
@@ -70,10 +73,13 @@ class Worker:
             os.chdir(start["cwd"])
         self.by_value: bool = start["by_value"]
         words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
-        self.pulse = Pulse(words[start["worker"]])
+        self.index: int = start["worker"]
+        self.pulse = Pulse(words[self.index])
         self.tasks: dict[int, bytes] = start["tasks"]
         self.lives: dict[int, SlotLife] = {}
         self.slab: Slab | None = None
+        self.runner: Any = None  # the compiled life, where there is one
+        self.exchange: Any = None  # the compiled doorbell, for shm
         self._mean_step_s = 0.0
         self._limit_threads(start["blas_threads"])
         self._build(start)
@@ -121,13 +127,25 @@ class Worker:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Take messages until close."""
+        """Take messages until close; with an exchange, slots come through it and only the rest over the socket."""
         while True:
-            frame = self.channel.recv()
-            if frame[:1] == b"S":
-                self._advance(frame)
-            elif not self._message(*pickle.loads(memoryview(frame)[1:])):
+            waiting = 1 if self.exchange is None else self.exchange.work(self.runner, self._send_side)
+            if not waiting and self._parent_is_gone():
                 return
+            for _ in range(waiting):
+                frame = self.channel.recv()
+                if frame[:1] == b"S":
+                    self._advance(frame)
+                elif not self._message(*pickle.loads(memoryview(frame)[1:])):
+                    return
+
+    def _parent_is_gone(self) -> bool:
+        poller = select.poll()
+        poller.register(self.channel.sock, 0)
+        return bool(poller.poll(0))
+
+    def _send_side(self, slot: int) -> None:
+        self.channel.send(b"I" + pickle.dumps({slot: self._side_of(self.lives[slot])}))
 
     def _advance(self, frame: bytes) -> None:
         slab = self.slab
@@ -139,8 +157,11 @@ class Worker:
         done: list[int] = []
         before = time.perf_counter()
         for slot in slots.tolist():
-            life = self.lives[slot]
-            drive(life, life.advance(), self.pulse.enter)
+            if self.runner is not None:
+                self.runner.run(np.array([slot]))
+            else:
+                life = self.lives[slot]
+                drive(life, life.advance(), self.pulse.enter)
             done.append(slot)
             now = time.perf_counter()
             self._mean_step_s += 0.1 * (now - before - self._mean_step_s)
@@ -187,11 +208,7 @@ class Worker:
 
     def _message(self, what: str, *args: Any) -> bool:
         if what == "attach":
-            layout, num_slots = args
-            memory = None if self.by_value else Segment(self.channel.recv_fds(1)[0], layout.offsets(num_slots)[1]).map
-            self.slab = Slab(layout, num_slots, memory, fill=memory is None)
-            for life in self.lives.values():
-                life.attach(self.slab)
+            self._attach(*args)
         elif what == "tasks":
             self.tasks.update(args[0])
         elif what == "options":
@@ -208,6 +225,23 @@ class Worker:
             self._close()
             return False
         return True
+
+    def _attach(self, layout: Layout, num_slots: int, map_: SharedMap | None) -> None:
+        """Take the rows: this process's own for `pipe`, the shared ones for `shm`, with the doorbell behind them."""
+        compiled = native.load()
+        arena = None
+        if map_ is None:
+            self.slab = Slab(layout, num_slots)
+        else:
+            segment = Segment(self.channel.recv_fds(1)[0], map_.size_bytes)
+            self.slab = Slab(layout, num_slots, segment.map, fill=False)
+            if map_.exchange_bytes:
+                self.exchange, arena = map_.open(compiled, segment, me=self.index)
+        for life in self.lives.values():
+            life.attach(self.slab)
+        if compiled is not None:
+            words = self.pulse.words
+            self.runner = native.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
 
     def _call(self, slot: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         life = self.lives[slot]
@@ -235,10 +269,14 @@ def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwar
     """One call of the env's interface off the step path: method, attribute, set, render."""
     if life.env is None:
         raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
+    if name == "__apply__":  # a function of ours over the env, e.g. the probe of backend="auto"
+        life.release()
+        return args[0](life.env)
     if name == "__set__":
         life.set_attr(*args)
         return None
     if phase == "render":
+        life.release()
         return life.env.render()
     return life.call(name, args, kwargs)
 

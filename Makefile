@@ -1,0 +1,71 @@
+# The verbs of this project. `make` alone lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+INPUTS := pyproject.toml constraints.txt setup.py $(wildcard native/*)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo sanitize test test-full test-learning check format docs bench bench-peers clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/.dev ## make .venv with everything the tests need (done by the other verbs by themselves)
+
+# Two stamps in one environment: the demo needs the small one only.
+$(VENV)/.core: $(INPUTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "envfleet needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up .venv: the core and the command line"
+	@$(PIP) install -q -c constraints.txt -e '.[cli]'
+	@touch $@
+
+# torch first and by itself: resolved together with the rest, some of its dependants make pip look at other versions of it.
+$(VENV)/.dev: $(VENV)/.core
+	@echo "setting up .venv: everything the tests need (some 1.5 GB, a few minutes)"
+	@$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.core ## CartPole on two backends: throughput of each, and that they give the same bytes
+	@$(BIN)/envfleet demo
+
+test: check ## lint, types and every test but the long ones; says what was skipped and why
+	$(BIN)/python -m pytest -m "not full and not learning"
+
+test-full: check ## the same with the full counts
+	$(BIN)/python -m pytest -m "not learning"
+
+test-learning: $(VENV)/.dev ## the learning gates
+	$(BIN)/python -m pytest -m learning
+
+check: $(VENV)/.dev ## ruff (lint and format) and mypy --strict
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## let ruff write the format it wants
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(VENV)/.dev ## write docs/api.md anew from the docstrings
+	$(BIN)/python docs/make_api.py
+
+bench: $(VENV)/.dev ## our benchmarks: ratios within one run
+	@for file in $(wildcard bench/bench_*.py); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+bench-peers: $(VENV)/.dev ## the same work on the peers that are installed, side by side
+	@for file in $(wildcard bench/peers_*.py) bench/side_by_side.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.so' -delete
+
+sanitize: $(VENV)/.dev ## the compiled core under address and undefined-behaviour sanitizers, with its tests
+	rm -rf build/sanitize && mkdir -p build/sanitize && cp -r src/envfleet build/sanitize/ && rm -f build/sanitize/envfleet/*.so
+	ENVFLEET_BUILD=sanitize $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize-tmp
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=halt_on_error=1 PYTHONPATH=build/sanitize PYTHONMALLOC=malloc \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/native tests/conformance -m "not full" -k "serial or shm or native"

@@ -1,0 +1,67 @@
+// Shared by the parts of the compiled core. The Python life (src/envfleet/slot.py) is the specification of all of it.
+#ifndef ENVFLEET_H
+#define ENVFLEET_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <time.h>
+
+// What a slot left beside its row: nothing, an info in the arena, or something Python has to look at.
+enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2 };
+// Phases as src/envfleet/slot.py numbers them.
+enum { PHASE_IDLE = 0, PHASE_RESET = 2, PHASE_STEP = 3 };
+// Commands as src/envfleet/layout.py numbers them.
+enum { COMMAND_STEP = 0 };
+
+typedef struct {
+    PyObject *life;         // the Python life of this slot (borrowed from Runner.lives)
+    PyObject *step, *reset; // bound methods of the env below the absorbed wrappers, NULL until armed
+    int64_t limit;          // of an absorbed TimeLimit, 0 for none
+    char explicit_reset;    // wrappers were absorbed: they always pass seed and options on
+    char has_info;          // the Python life holds an info of an earlier step
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *keep_alive;   // tuple of the arrays below
+    PyObject *slow;         // slow(slot) -> bool: one advance by the Python twin; whether it left something beside the row
+    PyObject *pickle;       // dumps, or NULL where infos stay in this process
+    Slot *slots;
+    Py_ssize_t num_slots;
+    char *head;
+    Py_ssize_t stride;
+    struct {
+        Py_ssize_t reward, ep_return, episode, step, length, task, seed, started, now_seed, now_task, now_length,
+            now_return, next_seed, next_task, terminated, truncated, active, scored, waiting, status, command;
+    } at;
+    char *obs, *final_obs;       // NULL: observations are written by Python
+    Py_ssize_t obs_bytes;
+    PyObject *obs_like;          // the obs array: its dtype and row shape are what memcpy needs
+    char obs_is_int64_scalar;
+    char *action;                // NULL: actions are read by Python
+    Py_ssize_t action_bytes;
+    PyObject *action_like;
+    char on_end_reset, has_columns;
+    int64_t *pulse;              // slot, phase, since: NULL where nobody watches
+    char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
+    Py_ssize_t arena_bytes;
+} Runner;
+
+extern PyTypeObject RunnerType;
+int runner_setup_numpy(void);
+// One advance of a slot. Returns SIDE_…, or -1 with an exception that must not be caught (KeyboardInterrupt).
+int runner_advance(Runner *runner, Py_ssize_t slot);
+void runner_idle(Runner *runner);
+
+#ifdef __linux__
+extern PyTypeObject ExchangeType;
+#endif
+
+static inline int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+#endif

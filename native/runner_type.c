@@ -1,0 +1,204 @@
+// The Python type around the compiled life: construction from arrays, arming of slots, and a plain run for one process.
+#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define NO_IMPORT_ARRAY
+#define PY_ARRAY_UNIQUE_SYMBOL envfleet_numpy
+#include "envfleet.h"
+#include <stddef.h>
+
+static int buffer_of(PyObject *object, char **data, Py_ssize_t *row_bytes, Py_ssize_t rows) {
+    Py_buffer view;
+    if (object == Py_None) {
+        *data = NULL;
+        return 0;
+    }
+    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0) return -1;
+    *data = view.buf;
+    *row_bytes = rows ? view.len / rows : 0;
+    PyBuffer_Release(&view); // the array itself is kept alive in keep_alive, and slabs are never resized
+    return 0;
+}
+
+static int read_offsets(Runner *self, PyObject *offsets) {
+    static const struct { const char *name; size_t at; } fields[] = {
+#define F(name) {#name, offsetof(Runner, at.name)}
+        F(reward), F(ep_return), F(episode), F(step), F(length), F(task), F(seed), F(started), F(now_seed), F(now_task),
+        F(now_length), F(now_return), F(next_seed), F(next_task), F(terminated), F(truncated), F(active), F(scored),
+        F(waiting), F(status), F(command),
+#undef F
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        PyObject *value = PyDict_GetItemString(offsets, fields[i].name);
+        if (!value) {
+            PyErr_Format(PyExc_KeyError, "the head has no field %s", fields[i].name);
+            return -1;
+        }
+        *(Py_ssize_t *)((char *)self + fields[i].at) = PyLong_AsSsize_t(value);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"head", "offsets", "obs", "final_obs", "obs_is_int64_scalar", "action", "lives", "slow",
+                            "on_end_reset", "has_columns", "pulse", "arena", "pickle", NULL};
+    PyObject *head, *offsets, *obs, *final_obs, *action, *lives, *slow, *pulse, *arena, *pickle;
+    int is_int, on_end_reset, has_columns;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOO", names, &head, &PyDict_Type, &offsets, &obs,
+                                     &final_obs, &is_int, &action, &PyDict_Type, &lives, &slow, &on_end_reset,
+                                     &has_columns, &pulse, &arena, &pickle))
+        return -1;
+    Py_ssize_t rows = PyObject_Size(head), unused;
+    char *pulse_data;
+    if (rows < 0 || self->slots || buffer_of(head, &self->head, &self->stride, rows) < 0 ||
+        buffer_of(obs, &self->obs, &self->obs_bytes, rows) < 0 ||
+        buffer_of(final_obs, &self->final_obs, &self->obs_bytes, rows) < 0 ||
+        buffer_of(action, &self->action, &self->action_bytes, rows) < 0 ||
+        buffer_of(arena, &self->arena, &self->arena_bytes, rows) < 0 ||
+        buffer_of(pulse, &pulse_data, &unused, 1) < 0 || read_offsets(self, offsets) < 0)
+        return -1;
+    self->pulse = (int64_t *)pulse_data;
+    self->num_slots = rows;
+    self->obs_like = obs;
+    self->action_like = action;
+    self->obs_is_int64_scalar = (char)is_int;
+    self->on_end_reset = (char)on_end_reset;
+    self->has_columns = (char)has_columns;
+    self->slow = Py_NewRef(slow);
+    self->pickle = pickle == Py_None ? NULL : Py_NewRef(pickle);
+    self->keep_alive = PyTuple_Pack(8, head, obs, final_obs, action, lives, pulse, arena, offsets);
+    self->slots = PyMem_Calloc(rows ? rows : 1, sizeof(Slot));
+    if (!self->keep_alive || !self->slots) return -1;
+    PyObject *key, *life;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(lives, &position, &key, &life)) {
+        Py_ssize_t slot = PyLong_AsSsize_t(key);
+        if (slot < 0 || slot >= rows) {
+            PyErr_SetString(PyExc_IndexError, "a life's slot is outside the slab");
+            return -1;
+        }
+        self->slots[slot].life = life;
+    }
+    return 0;
+}
+
+static int runner_traverse(Runner *self, visitproc visit, void *arg) {
+    Py_VISIT(self->keep_alive);
+    Py_VISIT(self->slow);
+    Py_VISIT(self->pickle);
+    for (Py_ssize_t i = 0; self->slots && i < self->num_slots; i++) {
+        Py_VISIT(self->slots[i].step);
+        Py_VISIT(self->slots[i].reset);
+    }
+    return 0;
+}
+
+static int runner_clear(Runner *self) {
+    for (Py_ssize_t i = 0; self->slots && i < self->num_slots; i++) {
+        Py_CLEAR(self->slots[i].step);
+        Py_CLEAR(self->slots[i].reset);
+    }
+    Py_CLEAR(self->slow);
+    Py_CLEAR(self->pickle);
+    return 0;
+}
+
+static void runner_dealloc(Runner *self) {
+    PyObject_GC_UnTrack(self);
+    runner_clear(self);
+    Py_CLEAR(self->keep_alive);
+    PyMem_Free(self->slots);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static int checked(Runner *self, Py_ssize_t slot) {
+    if (slot < 0 || slot >= self->num_slots || !self->slots[slot].life) {
+        PyErr_Format(PyExc_IndexError, "slot %zd is not driven here", slot);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *runner_arm(Runner *self, PyObject *args) {
+    Py_ssize_t slot;
+    PyObject *step, *reset;
+    long long limit;
+    int explicit_reset;
+    if (!PyArg_ParseTuple(args, "nOOLp", &slot, &step, &reset, &limit, &explicit_reset) || checked(self, slot) < 0)
+        return NULL;
+    Slot *s = &self->slots[slot];
+    Py_XSETREF(s->step, Py_NewRef(step));
+    Py_XSETREF(s->reset, Py_NewRef(reset));
+    s->limit = limit;
+    s->explicit_reset = (char)explicit_reset;
+    Py_RETURN_NONE;
+}
+
+static PyObject *runner_disarm(Runner *self, PyObject *number) {
+    Py_ssize_t slot = PyLong_AsSsize_t(number);
+    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+    Py_CLEAR(self->slots[slot].step);
+    Py_CLEAR(self->slots[slot].reset);
+    Py_RETURN_NONE;
+}
+
+// run(slots: int64 buffer) -> list of slots that left something beside their rows, or None.
+static PyObject *runner_run(Runner *self, PyObject *slots) {
+    Py_buffer view;
+    PyObject *sided = NULL;
+    if (PyObject_GetBuffer(slots, &view, PyBUF_SIMPLE) < 0) return NULL;
+    const int64_t *numbers = view.buf;
+    for (Py_ssize_t i = 0; i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) {
+        int side = checked(self, numbers[i]) < 0 ? -1 : runner_advance(self, numbers[i]);
+        if (side < 0) goto stop;
+        if (side != SIDE_NONE) {
+            if (!sided && !(sided = PyList_New(0))) goto stop;
+            PyObject *number = PyLong_FromLongLong(numbers[i]);
+            int bad = !number || PyList_Append(sided, number) < 0;
+            Py_XDECREF(number);
+            if (bad) goto stop;
+        }
+    }
+    runner_idle(self);
+    PyBuffer_Release(&view);
+    if (sided) return sided;
+    Py_RETURN_NONE;
+stop:
+    runner_idle(self);
+    PyBuffer_Release(&view);
+    Py_XDECREF(sided);
+    return NULL;
+}
+
+static PyMethodDef runner_methods[] = {
+    {"arm", (PyCFunction)runner_arm, METH_VARARGS, "arm(slot, step, reset, limit, explicit_reset): drive this slot here"},
+    {"disarm", (PyCFunction)runner_disarm, METH_O, "disarm(slot): leave this slot to the Python life"},
+    {"run", (PyCFunction)runner_run, METH_O, "run(slots): advance slots; gives those with something beside their rows"},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject RunnerType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "envfleet._native.Runner",
+    .tp_basicsize = sizeof(Runner),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "The compiled slot life over the rows of one process.",
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)runner_init,
+    .tp_dealloc = (destructor)runner_dealloc,
+    .tp_traverse = (traverseproc)runner_traverse,
+    .tp_clear = (inquiry)runner_clear,
+    .tp_methods = runner_methods,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "envfleet._native", "The compiled core of envfleet: slot life and doorbell.", -1,
+    NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    if (runner_setup_numpy() < 0 || PyType_Ready(&RunnerType) < 0) return NULL;
+    PyObject *made = PyModule_Create(&module);
+    if (!made || PyModule_AddObjectRef(made, "Runner", (PyObject *)&RunnerType) < 0) return NULL;
+#ifdef __linux__
+    if (PyType_Ready(&ExchangeType) < 0 || PyModule_AddObjectRef(made, "Exchange", (PyObject *)&ExchangeType) < 0)
+        return NULL;
+#endif
+    return made;
+}

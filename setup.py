@@ -1,0 +1,42 @@
+"""The compiled core is optional: without a compiler the package installs and runs its Python twin."""
+
+import os
+import sys
+
+from setuptools import Extension, setup
+
+
+def extensions() -> list[Extension]:
+    try:
+        import numpy
+    except ImportError:  # an isolated build that could not get NumPy still gives a working package
+        print("envfleet: no NumPy at build time, so the compiled core is left out", file=sys.stderr)
+        return []
+    flags = [
+        "-O3",
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-Wno-missing-field-initializers",
+        "-Wno-cast-function-type",
+        "-ffp-contract=off",
+    ]
+    if os.environ.get("ENVFLEET_BUILD") == "debug":
+        flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-UNDEBUG"]
+    if os.environ.get("ENVFLEET_BUILD") == "sanitize":
+        flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
+    return [
+        Extension(
+            "envfleet._native",
+            ["native/runner.c", "native/runner_type.c", "native/exchange.c"],
+            depends=["native/envfleet.h"],
+            include_dirs=["native", numpy.get_include()],
+            extra_compile_args=flags,
+            extra_link_args=["-fsanitize=address,undefined"] if "-fsanitize=address,undefined" in flags else [],
+            optional=True,
+        )
+    ]
+
+
+setup(ext_modules=extensions())

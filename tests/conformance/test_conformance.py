@@ -1,0 +1,25 @@
+"""One suite for every backend: pytest tests/conformance --backend mine.py:Mine runs it on yours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core_ways import WAYS, load_backend
+from envfleet.conformance import CHECKS, Start
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    if "start" in metafunc.fixturenames:
+        mine = metafunc.config.getoption("--backend")
+        if mine:
+            starts = [pytest.param(Start(load_backend(mine)), id=mine)]
+        else:
+            starts = [pytest.param(Start(backend, **options), id=name) for name, (backend, options) in WAYS.items()]
+        metafunc.parametrize("start", starts)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_backend(start: Start, check: Any) -> None:
+    check(start)

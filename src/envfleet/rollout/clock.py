@@ -40,6 +40,7 @@ class Verdict:
     seconds: dict[str, float]  # policy, env, slowest, transfer
     slots: list[SlotTime]
     num_workers: int = 1
+    mode: str = "sync"
 
     @property
     def total_s(self) -> float:
@@ -52,13 +53,17 @@ class Verdict:
 
     @property
     def straggler(self) -> SlotTime | None:
-        """A slot whose steps take more than three times as long as the middle slot's, if there is one."""
+        """A slot that takes three times as long a step as the middle one, and a quarter of the time for itself.
+
+        The second condition keeps a slot out that met the operating system's other business more often than its share.
+        """
         timed = [slot for slot in self.slots if slot.steps and slot.mean_s > 0]
         if len(timed) < 3:
             return None
         slowest = max(timed, key=lambda slot: slot.mean_s)
         middle = float(np.median([slot.mean_s for slot in self.slots if slot.steps]))
-        return slowest if slowest.mean_s > 3.0 * middle else None
+        weighs = slowest.busy_s > 0.25 * self.total_s
+        return slowest if weighs and slowest.mean_s > 3.0 * middle else None
 
     @property
     def sentence(self) -> str:
@@ -78,7 +83,8 @@ class Verdict:
                 f'{1e3 * straggler.mean_s:.3g} ms a step: use mode="async", or look at what its environment does'
             )
         if self.share("slowest") >= 0.3:
-            return f'uneven: {percent["slowest"]} of the time workers wait for the slowest: use mode="async"'
+            remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
+            return f"uneven: {percent['slowest']} of the time workers wait for the slowest: {remedy}"
         if self.share("env") >= 0.5:
             return (
                 f"env-bound: {percent['env']} of the time the environments work: more workers, or a faster environment"
@@ -119,7 +125,8 @@ class _Samples:
     calls: LatencyHistogram  # per slot: how long a call had lasted when last seen
     looks: int = 0
     waiting_looks: int = 0  # looks while the collector waited for the fleet
-    waiting_busy: int = 0  # workers at work, summed over those looks
+    handing_looks: int = 0  # of those: no worker was at work, so rows were on their way
+    waiting_busy: int = 0  # workers at work, summed over the others
     waiting: bool = False
     paused: bool = False  # the caller has the word: whatever workers do then is not our waiting
     stop: threading.Event = field(default_factory=threading.Event)
@@ -129,6 +136,7 @@ class _Samples:
         self.looks += 1
         waiting = self.waiting
         self.waiting_looks += waiting
+        at_work = 0
         for worker, pulse in enumerate(self.pulses()):
             slot, _, since = pulse.read()
             before = seen.get(worker)
@@ -137,8 +145,11 @@ class _Samples:
                 del seen[worker]
             if slot >= 0:
                 self.busy[slot] += 1
-                self.waiting_busy += waiting
+                at_work += 1
                 seen[worker] = (slot, since, now - since)
+        if waiting:
+            self.handing_looks += at_work == 0
+            self.waiting_busy += at_work
 
 
 def _sample(samples: _Samples) -> None:
@@ -156,8 +167,8 @@ class Clock:
     and timed.
     """
 
-    def __init__(self, fleet: Any, on: bool = True) -> None:
-        self.on = on
+    def __init__(self, fleet: Any, on: bool = True, mode: str = "sync") -> None:
+        self.on, self.mode = on, mode
         self.policy_s = self.send_s = self.wait_s = self.book_s = 0.0
         self.rounds = 0
         self.steps = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
@@ -203,12 +214,14 @@ class Clock:
             env, slowest = self.send_s, 0.0
             transfer = self.wait_s + self.book_s
         else:
-            working = samples.waiting_busy / max(1, samples.waiting_looks * samples.num_workers)
-            env, slowest = self.wait_s * working, self.wait_s * (1.0 - working)
-            transfer = self.send_s + self.book_s
+            looks = max(1, samples.waiting_looks)
+            handing = samples.handing_looks / looks
+            working = samples.waiting_busy / (looks * samples.num_workers)
+            env, slowest = self.wait_s * working, self.wait_s * max(0.0, 1.0 - handing - working)
+            transfer = self.send_s + self.book_s + self.wait_s * handing
         seconds = {"policy": self.policy_s, "env": env, "slowest": slowest, "transfer": transfer}
         slots = [self._slot(slot) for slot in range(len(self.steps))] if self.on else []
-        return Verdict(seconds, slots, samples.num_workers)
+        return Verdict(seconds, slots, samples.num_workers, self.mode)
 
     def _slot(self, slot: int) -> SlotTime:
         steps = int(self.steps[slot])

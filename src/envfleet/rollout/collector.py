@@ -85,7 +85,7 @@ class Collector:
         self.max_ahead = max(64, 4 * fleet.num_envs) if max_ahead is None else max(max_ahead, fleet.num_envs)
         self.env_name = _name_of(fleet) if env_name is None else env_name
         self._tasks = task_source(tasks)
-        self._clock = Clock(fleet, timing)
+        self._clock = Clock(fleet, timing, mode)
         self._engine = Engine(fleet, policy, mode, at_least, seed, warmup_steps, self._clock)
         if random_actions:
             self._engine.policy = self._engine.random

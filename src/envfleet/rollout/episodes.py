@@ -333,8 +333,9 @@ class EpisodeRun:
             else:
                 self.ledger.start()
                 self.seated[slot] = ticket
-            if self.fleet.on_end == "reset" and slot not in self.coming:
-                following = self.office.take(slot)
+            if self.fleet.on_end == "reset":
+                # Assigned anew also if it was before: a rebuild or an explicit reset used the seed up.
+                following = self.coming.pop(slot, None) or self.office.take(slot)
                 if following is not None:
                     ahead[slot] = following
         self._assign(ahead)

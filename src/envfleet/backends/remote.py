@@ -1,0 +1,149 @@
+"""remote: a slot is a session with an OpenEnv server; all of them on one event loop in a thread of its own.
+
+The slot life is the one of every backend; here its reset and step are WebSocket calls. A pause of the caller never
+stops the loop, so keep-alives go on. A call past its deadline is cancelled, its session dropped, and the slot built
+anew, on whichever server has room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from envfleet.backends.aio import AioBackend
+from envfleet.backends.base import Loss
+from envfleet.errors import BadArgument
+from envfleet.slot import SlotLife
+from envfleet.supervise.faults import Failure
+
+if TYPE_CHECKING:
+    from envfleet.fleet import Fleet
+    from envfleet.remote.slots import RemoteEnv
+
+_SCHEMES = ("http://", "https://", "ws://", "wss://")
+
+
+class RenewingBackend(AioBackend):
+    """aio for envs whose every wait can be cancelled: an abandoned slot is rebuilt, not given up."""
+
+    can_rebuild_abandoned = True
+
+    def kill(self, worker: int) -> str:
+        """Cancel the slot's call and put a fresh life in its place: the old one may never write its row again."""
+        old = self.lives[worker]
+        stack = super().kill(worker)
+        env, old.env = old.env, None
+        fresh = SlotLife(worker, old.make_env, old.on_end, self._tasks)
+        if getattr(self, "slab", None) is not None:
+            fresh.attach(self.slab)
+        self.lives[worker] = fresh
+        if env is not None:
+            self._discard(env)
+        return stack
+
+    def _discard(self, env: Any) -> None:
+        """Let go of an env in the middle of a call, without waiting for it."""
+
+
+class RemoteBackend(RenewingBackend):
+    """Slots as sessions.
+
+    Example:
+        >>> def fleet_on(urls):
+        ...     return make_remote(urls, num_envs=64, max_steps=200)
+    """
+
+    name = "remote"
+
+    def _discard(self, env: RemoteEnv) -> None:
+        self._loop.call_soon_threadsafe(env.drop)
+
+    async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:
+        # All at once: one server that no longer answers must not use up the time of the others.
+        waiting = [task for task in self._running.values() if not task.done()]
+        for task in waiting:
+            task.cancel()
+        envs = [life.env for life in self.lives if life.env is not None and not life.abandoned]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_s / 4)
+        if envs:
+            await asyncio.wait([asyncio.ensure_future(env.close()) for env in envs], timeout=timeout_s / 2)
+        for env in envs:
+            env.drop()
+        await super()._close_all(problems, timeout_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFactory:
+    """Builds the env of a slot: a session with one of the servers, opened at its first reset."""
+
+    urls: tuple[str, ...]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __call__(self) -> RemoteEnv:
+        """Build one env."""
+        from envfleet.remote.slots import RemoteEnv
+
+        return RemoteEnv(self.urls, **self.options)
+
+
+def is_remote(env: Any) -> bool:
+    """Whether `make` was given server addresses: one, a list of them, or a mapping with `env_url`.
+
+    Example:
+        >>> is_remote("http://127.0.0.1:8000"), is_remote("CartPole-v1")
+        (True, False)
+    """
+    if isinstance(env, Mapping):
+        return "env_url" in env
+    if isinstance(env, str):
+        return env.startswith(_SCHEMES)
+    return isinstance(env, (list, tuple)) and bool(env) and all(isinstance(url, str) and is_remote(url) for url in env)
+
+
+def remote_factory(env: Any, env_kwargs: Mapping[str, Any] | None = None) -> RemoteFactory:
+    """The factory of every slot, from addresses and the options of `RemoteEnv`.
+
+    The spaces are asked for once, here, not by every slot.
+    """
+    from envfleet.remote.slots import shared_schema
+
+    if isinstance(env, Mapping):
+        env_kwargs = {**{key: value for key, value in env.items() if key != "env_url"}, **(env_kwargs or {})}
+        env = env["env_url"]
+    urls = (env,) if isinstance(env, str) else tuple(env)
+    if not is_remote(urls):
+        raise BadArgument("a remote fleet needs addresses like http://host:8000")
+    options = dict(env_kwargs or {})
+    if options.get("schema") is None:
+        options["schema"] = shared_schema(urls, options)
+    return RemoteFactory(urls, options)
+
+
+def make_remote(
+    urls: str | Sequence[str] | Mapping[str, Any], num_envs: int | None = None, *, fleet: Any = None, **env_kwargs: Any
+) -> Fleet:
+    """A fleet whose slots are sessions with OpenEnv servers, spread by capacity.
+
+    Args:
+        urls: the servers' addresses.
+        num_envs: how many sessions (1 if not given).
+        fleet: a mapping of options for `envfleet.make` (`on_end`, `on_fault`, timeouts …); by default faults restart.
+        env_kwargs: options of RemoteEnv: modes, `actions`, `max_steps`, and client options such as `token`.
+
+    Example:
+        >>> def scores(url):
+        ...     with make_remote(url, num_envs=4, max_steps=100) as fleet:
+        ...         return fleet.reset(seed=0).obs
+    """
+    from envfleet.making import make
+
+    options: dict[str, Any] = {"on_fault": "restart", **(fleet or {})}
+    reset_s, step_s = options.get("reset_timeout_s", 60.0), options.get("step_timeout_s", 60.0)
+    env_kwargs.setdefault("capacity_timeout_s", reset_s)
+    env_kwargs.setdefault("down_timeout_s", reset_s)
+    env_kwargs.setdefault("message_timeout_s", step_s)
+    factory = remote_factory(urls, env_kwargs)
+    return make(factory, num_envs, backend=RemoteBackend(), **options)

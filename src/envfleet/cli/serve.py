@@ -1,0 +1,92 @@
+"""`envfleet serve ENV`: any Gymnasium environment as an OpenEnv server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from envfleet.errors import BadArgument, FleetError
+
+TOKEN_VARIABLE = "ENVFLEET_TOKEN"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `serve` to the command."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve an environment to OpenEnv clients",
+        description="Serve an environment to OpenEnv clients over WebSocket. Prints the address, then serves "
+        "until Ctrl-C.",
+        epilog=f"A token for clients comes from --token-file or the variable {TOKEN_VARIABLE}, never from the "
+        "command line, where every user of the machine could read it.",
+    )
+    parser.add_argument("env", metavar="ENV", help="Echo, Connect4, Connect4-hard, a Gymnasium id, or module:Class")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: only this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--max-sessions", type=int, default=64, help="environments at once (default: 64)")
+    parser.add_argument(
+        "--workers", type=int, default=None, help="processes the sessions share (default: one each, up to 64)"
+    )
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        choices=["auto", "shm", "pipe", "thread", "aio", "serial"],
+        help="where environments run (default: auto, a process per session)",
+    )
+    parser.add_argument("--idle-timeout-s", type=float, default=300.0, help="end silent sessions (default: 300)")
+    parser.add_argument("--step-timeout-s", type=float, default=60.0, help="end stuck steps (default: 60)")
+    parser.add_argument("--max-message-bytes", type=int, default=16 * 2**20, help="largest message (default: 16 MiB)")
+    parser.add_argument("--token-file", type=Path, default=None, help="file with the token clients must send")
+    parser.add_argument(
+        "--env-kwargs", type=json.loads, default=None, metavar="JSON", help="e.g. '{\"latency_s\": 0.05}'"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted; 0 after a clean stop, 2 when it cannot start."""
+    from envfleet.remote.named import environment_factory
+    from envfleet.remote.server import Server
+
+    try:
+        factory, _ = environment_factory(args.env, args.env_kwargs)
+        server = Server(
+            factory if args.env_kwargs else args.env,
+            host=args.host,
+            port=args.port,
+            max_sessions=args.max_sessions,
+            workers=args.workers,
+            backend=args.backend,
+            idle_timeout_s=args.idle_timeout_s,
+            step_timeout_s=args.step_timeout_s,
+            max_message_bytes=args.max_message_bytes,
+            token=read_token(args.token_file),
+        )
+        server.bind()
+    except (FleetError, OSError) as error:
+        print(f"envfleet serve: {error}", file=sys.stderr)
+        return 2
+    config = server.config
+    lock = "token needed" if config.token else "open to everyone who can reach it"
+    print(f"serving {args.env} on {server.url} ({config.max_sessions} sessions, {lock})", flush=True)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.close()
+    return 0
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token of the file, else of the environment variable, else None."""
+    if path is not None:
+        token = path.read_text().strip()
+        if not token:
+            raise BadArgument(f"the token file {path} is empty")
+        return token
+    return os.environ.get(TOKEN_VARIABLE) or None

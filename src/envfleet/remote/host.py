@@ -1,0 +1,309 @@
+"""Where a server's sessions live: a fleet of seats, driven from the server's event loop.
+
+Requests that arrive in one turn of the loop are sent to the fleet together, and what has finished is received
+together, so the price of a send and a receive is shared by all sessions that are busy. Nothing here waits: the
+loop is told (by a file descriptor or a queue that rings) when a worker has finished something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envfleet.backends.base import Backend
+from envfleet.errors import BadArgument, FaultError
+from envfleet.fleet import Fleet
+from envfleet.layout import RESET
+from envfleet.making import make
+from envfleet.remote.codec import Dialect
+from envfleet.remote.seats import SEAT, SeatFactory
+
+_LOOK_S = 0.05  # how often deadlines are looked at while something is out
+
+
+@dataclass(slots=True)
+class Row:
+    """What one reset or step gave."""
+
+    obs: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class _RingingQueue(SimpleQueue):  # type: ignore[type-arg]
+    """The queue of a thread or aio backend, which tells the event loop when something was put."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item)
+        self._ring()
+
+
+def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool) -> tuple[Backend, str]:
+    """The backend for the seats: its object, and its name for people.
+
+    "auto" gives every session a process of its own (up to 64), or the event loop for environments with
+    coroutines.
+    """
+    from envfleet.backends.processes import PipeBackend, ShmBackend
+    from envfleet.backends.serial import SerialBackend
+    from envfleet.backends.thread import ThreadBackend
+    from envfleet.remote.loop import LoopBackend
+
+    if backend == "auto":
+        backend = "aio" if is_async else "shm" if hasattr(os, "fork") else "thread"
+    if is_async != (backend == "aio"):
+        raise BadArgument(
+            "environments with coroutines are served with backend 'aio', and only they"
+            if is_async
+            else "backend 'aio' is for environments with coroutines; use 'shm', 'pipe' or 'thread'"
+        )
+    wanted = workers or (min(seats, 64) if backend in ("pipe", "shm") else seats)
+    if backend == "pipe":
+        return PipeBackend(wanted), backend
+    if backend == "shm":
+        return ShmBackend(wanted), backend
+    if backend == "thread":
+        return ThreadBackend(wanted), backend
+    if backend == "aio":
+        return LoopBackend(), backend
+    if backend == "serial":
+        return SerialBackend(), backend
+    raise BadArgument(f"backend={backend!r}: choose auto, shm, pipe, thread, aio or serial")
+
+
+class FleetHost:
+    """Seats for sessions. All methods belong to the event loop's thread.
+
+    Example:
+        >>> import asyncio, gymnasium
+        >>> async def episode():
+        ...     env = gymnasium.make("CartPole-v1")
+        ...     host = FleetHost(lambda: gymnasium.make("CartPole-v1"), Dialect.of(env), seats=2, backend="serial")
+        ...     await host.start()
+        ...     seat = host.take()
+        ...     row = await host.reset(seat, seed=1, options={}, fresh=True)
+        ...     row = await host.step(seat, 1)
+        ...     await host.release(seat)
+        ...     host.close()
+        ...     return row.reward
+        >>> asyncio.run(episode())
+        1.0
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        dialect: Dialect,
+        *,
+        seats: int,
+        backend: str = "auto",
+        workers: int | None = None,
+        is_async: bool = False,
+        init_timeout_s: float = 120.0,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        self.dialect, self.seats = dialect, seats
+        self._factory = SeatFactory(factory, dialect, is_async)
+        self._backend, self.backend_name = choose_backend(backend, workers, seats, is_async)
+        self._timeouts = (init_timeout_s, step_timeout_s)
+        self._pick = _picker(dialect.observation_space)
+        self._fleet: Fleet | None = None
+        self._free: list[int] = []
+        self.lost = 0
+        self._steps: dict[int, Any] = {}
+        self._resets: dict[int, tuple[int | None, dict[str, Any]]] = {}
+        self._waiting: dict[int, asyncio.Future[Row]] = {}
+        self._flushing = self._rung = False
+        self._readers: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Start the workers (their seats are empty, so this builds no environment)."""
+        self._loop = asyncio.get_running_loop()
+        init_timeout_s, step_timeout_s = self._timeouts
+        if hasattr(self._backend, "_done"):  # thread and aio report through a queue, processes through sockets
+            vars(self._backend)["_done"] = _RingingQueue(self._ring)
+        # In this thread: a fleet belongs to the thread that made it, and nothing is served yet.
+        self._fleet = make(
+            self._factory,
+            self.seats,
+            backend=self._backend,
+            on_end="wait",
+            init_timeout_s=init_timeout_s,
+            reset_timeout_s=init_timeout_s + step_timeout_s,  # opening a seat builds its environment
+            step_timeout_s=step_timeout_s,
+        )
+        self._rung = False
+        workers = self._backend.worker_of
+        # Neighbours share a worker only when there are more sessions than workers.
+        self._free = sorted(range(self.seats), key=lambda s: (int(np.sum(workers[:s] == workers[s])), s), reverse=True)
+        self._watch()
+
+    @property
+    def free(self) -> int:
+        """How many seats are free."""
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """A free seat, or None."""
+        return self._free.pop() if self._free else None
+
+    async def release(self, seat: int) -> None:
+        """Give a seat back: once its running step is over, its environment is closed."""
+        future = self._waiting.get(seat)
+        if future is not None:
+            await asyncio.wait([future])
+        try:
+            await self.reset(seat, None, {SEAT: "empty"})
+        except FaultError:
+            pass  # its close failed or its worker died: the seat is built anew when it is next opened
+        if self._fleet is not None and seat in self._fleet.quarantined:
+            self.lost += 1  # a thread that cannot be ended keeps its seat: one less to give out
+        else:
+            self._free.append(seat)
+
+    def reset(self, seat: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
+        """Reset the seat's environment; `fresh` builds a new one first."""
+        self._resets[seat] = (seed, {**options, SEAT: "open"} if fresh else options)
+        return self._expect(seat)
+
+    def step(self, seat: int, action: Any) -> asyncio.Future[Row]:
+        """Step the seat's environment."""
+        self._steps[seat] = action
+        return self._expect(seat)
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for fd in self._readers:
+            self._loop.remove_reader(fd)
+        self._readers = set()
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close()
+        for future in self._waiting.values():
+            future.cancel()
+        self._waiting = {}
+
+    def _expect(self, seat: int) -> asyncio.Future[Row]:
+        assert seat not in self._waiting, "a session sends one request at a time"
+        future: asyncio.Future[Row] = self._loop.create_future()
+        self._waiting[seat] = future
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        """Send what came in during this turn of the loop."""
+        self._flushing = False
+        fleet = self._fleet
+        if fleet is None:
+            return
+        steps, self._steps = self._steps, {}
+        resets, self._resets = self._resets, {}
+        if steps:
+            self._send(fleet, steps)
+        if resets:
+            slots = np.array(sorted(resets), np.int64)
+            fleet.assign(slots, seeds=[resets[int(slot)][0] for slot in slots])
+            options = {int(slot): resets[int(slot)][1] for slot in slots if resets[int(slot)][1]}
+            if options:
+                self._backend.give_options(options)
+            fleet._submit(slots, RESET)
+        self._watch()
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
+        if self.backend_name == "serial":
+            self._collect()
+
+    def _send(self, fleet: Fleet, steps: dict[int, Any]) -> None:
+        lost = fleet._supervisor.lost
+        for slot in [slot for slot in steps if lost[slot]]:
+            # Its worker went down while nobody was looking: the client hears of it now.
+            del steps[slot]
+            self._fail(slot, fleet._supervisor.last_fault(slot).error())
+        if steps:
+            slots = sorted(steps)
+            fleet.send([steps[slot] for slot in slots], np.array(slots, np.int64))
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiting and self._fleet is not None:
+            self._collect()
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _ring(self) -> None:
+        # Called by worker threads. Once is enough until the loop has come by.
+        if not self._rung:
+            self._rung = True
+            self._loop.call_soon_threadsafe(self._answer_ring)
+
+    def _answer_ring(self) -> None:
+        self._rung = False
+        self._collect()
+
+    def _watch(self) -> None:
+        """Listen to the workers' sockets; a restarted worker has a new one."""
+        sockets = getattr(self._backend, "_by_fd", None)
+        if sockets is None or sockets.keys() == self._readers:
+            return
+        for fd in self._readers - sockets.keys():
+            self._loop.remove_reader(fd)
+        for fd in sockets.keys() - self._readers:
+            self._loop.add_reader(fd, self._collect)
+        self._readers = set(sockets)
+
+    def _collect(self) -> None:
+        """Receive what has finished and wake those who wait for it."""
+        fleet = self._fleet
+        if fleet is None:
+            return
+        ready = fleet.ready()
+        pending = fleet._supervisor.pending
+        if pending:
+            for slot in [int(slot) for slot in ready if int(slot) in pending]:
+                try:
+                    fleet.recv([slot])
+                except FaultError as error:
+                    self._fail(slot, error)
+            ready = np.array([slot for slot in fleet.ready() if int(slot) not in pending], np.int64)
+        if len(ready):
+            batch = fleet.recv(ready)
+            reward, terminated, truncated = batch.reward.tolist(), batch.terminated.tolist(), batch.truncated.tolist()
+            obs, info, pick = batch.obs, batch.info, self._pick
+            for i, slot in enumerate(ready.tolist()):
+                future = self._waiting.pop(slot, None)
+                if future is not None and not future.done():
+                    future.set_result(Row(pick(obs, i), reward[i], terminated[i], truncated[i], info[i]))
+        self._watch()
+
+    def _fail(self, slot: int, error: Exception) -> None:
+        future = self._waiting.pop(slot, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # a client that has gone leaves nobody to look at it
+
+
+def _picker(space: spaces.Space[Any]) -> Callable[[Any, int], Any]:
+    """How one slot's observation is taken out of a batch's."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: _picker(inner) for key, inner in space.spaces.items()}
+        return lambda obs, i: {key: pick(obs[key], i) for key, pick in parts.items()}
+    if isinstance(space, spaces.Tuple):
+        inner = [_picker(each) for each in space.spaces]
+        return lambda obs, i: tuple(pick(part, i) for pick, part in zip(inner, obs))
+    return lambda obs, i: obs[i]

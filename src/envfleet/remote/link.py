@@ -1,0 +1,186 @@
+"""One WebSocket to one server: send a frame, get the answer or an exception by the deadline, hang up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from envfleet.errors import BackendMissing
+from envfleet.remote.errors import CapacityReached, ConnectFailed, Unauthorized
+from envfleet.remote.wire import SUBPROTOCOL, Endpoint
+
+if TYPE_CHECKING:
+    from envfleet.remote.client import ClientConfig
+
+try:
+    from websockets.asyncio.client import ClientConnection, connect
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+    from websockets.protocol import State
+except ImportError as missing:  # pragma: no cover - depends on the installation
+    raise BackendMissing("websockets", extra="remote") from missing
+
+_log = logging.getLogger("envfleet.remote.wire")
+# Below INFO `websockets` writes the handshake's headers, and with them the token.
+_log.setLevel(logging.INFO)
+
+
+class Unsolicited(Exception):
+    """A frame came that nobody had asked for; it must not be taken for the answer to a later request."""
+
+    def __init__(self, frame: str | bytes) -> None:
+        self.frame = frame
+        super().__init__("a frame nobody asked for")
+
+
+class Closed(Exception):
+    """The connection ended; `too_big` when a size limit was the reason."""
+
+    def __init__(self, why: str, too_big: bool = False) -> None:
+        self.too_big = too_big
+        super().__init__(why)
+
+
+class Link(ClientConnection):  # type: ignore[misc]
+    """A connection with exactly one request out at a time.
+
+    It takes the library's handshake, keep-alive and closing as they are, and replaces only the way of a data
+    frame: straight to the future that waits, with no queue and no task in between. That is about half the
+    client's CPU of a step at 64 sessions (bench/remote.py).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._answer: asyncio.Future[str | bytes] | None = None
+        self._early: str | bytes | None = None
+        self._parts: list[bytes] = []
+        self._is_text = True
+
+    @property
+    def binary(self) -> bool:
+        """Both ends are ours, so arrays travel as raw bytes."""
+        return bool(self.subprotocol == SUBPROTOCOL)
+
+    def process_event(self, event: Any) -> None:
+        """Called by the library for each frame."""
+        opcode = getattr(event, "opcode", None)
+        if opcode is None or opcode > 2:  # the handshake's answer, or a control frame
+            super().process_event(event)
+            return
+        if opcode:
+            self._parts, self._is_text = [event.data], opcode == 1
+        else:
+            self._parts.append(event.data)
+        if event.fin:
+            raw = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts = []
+            self._deliver(raw)
+
+    def _deliver(self, raw: bytes) -> None:
+        frame: str | bytes = raw
+        if self._is_text:
+            frame = raw.decode("utf-8", errors="replace")
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(frame)
+        elif self._early is None:
+            self._early = frame
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio when the socket is gone."""
+        super().connection_lost(exc)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(self._closed())
+
+    def _closed(self) -> Closed:
+        code, reason = self.protocol.close_code, self.protocol.close_reason
+        # Our own refusal of a message is in what we sent; the server's is in what we received.
+        ends = (self.protocol.close_sent, self.protocol.close_rcvd)
+        too_big = any(end is not None and end.code == 1009 for end in ends)
+        return Closed(f"the connection closed with code {code}{f' ({reason})' if reason else ''}", too_big)
+
+    async def exchange(self, frame: str | bytes, timeout_s: float) -> str | bytes:
+        """Send a frame and return the answer; raises TimeoutError, Closed or Unsolicited.
+
+        After any exception, a cancellation included, the caller must `abort()`: the answer may still come.
+        """
+        if self._early is not None:
+            raise Unsolicited(self._early)
+        if self.protocol.state is not State.OPEN:
+            raise self._closed()
+        answer: asyncio.Future[str | bytes] = self.loop.create_future()
+        self._answer = answer
+        timer = self.loop.call_later(timeout_s, _expire, answer)
+        try:
+            if isinstance(frame, str):
+                self.protocol.send_text(frame.encode())
+            else:
+                self.protocol.send_binary(frame)
+            self.send_data()
+            if self.paused:
+                await asyncio.wait([answer, asyncio.ensure_future(self.drain())], return_when="FIRST_COMPLETED")
+            return await answer
+        except ConnectionClosed:
+            raise self._closed() from None
+        finally:
+            timer.cancel()
+            self._answer = None
+
+    def early_frame(self) -> str | bytes | None:
+        """A frame that came before anything was asked, such as a refusal."""
+        return self._early
+
+    def abort(self) -> None:
+        """Drop the socket now, without a closing handshake."""
+        self.transport.abort()
+
+
+def _expire(answer: asyncio.Future[str | bytes]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
+
+
+class _Connect(connect):  # type: ignore[misc]
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        # A redirect would carry the token to an address the user did not name.
+        return exc
+
+
+async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
+    """Connect; raises ConnectFailed, Unauthorized or CapacityReached, never with a header in the text."""
+    tls: ssl.SSLContext | None = None
+    if endpoint.ws.startswith("wss"):
+        tls = config.ssl_context or ssl.create_default_context()
+    try:
+        link = await _Connect(
+            endpoint.ws,
+            additional_headers=dict(endpoint.headers),
+            subprotocols=[SUBPROTOCOL] if config.binary else None,
+            compression="deflate" if config.compression else None,
+            open_timeout=config.connect_timeout_s,
+            ping_interval=config.ping_interval_s,
+            ping_timeout=config.ping_timeout_s,
+            close_timeout=2.0,
+            max_size=config.max_message_bytes,
+            max_queue=None,
+            create_connection=Link,
+            ssl=tls,
+            # A proxy from the environment is for the outside world; asking it for this machine never works.
+            proxy=None if endpoint.loopback else True,
+            logger=_log,
+        )
+    except InvalidStatus as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise Unauthorized(endpoint.public, f"the server answered {status}: it wants a (different) token") from None
+        if status in (429, 503):  # it has more connections than it answers at all
+            raise CapacityReached(endpoint.public) from None
+        raise ConnectFailed(endpoint.public, f"it answered HTTP {status} to a WebSocket request") from None
+    except TimeoutError:
+        raise ConnectFailed(endpoint.public, f"no answer in {config.connect_timeout_s:g} s") from None
+    except ssl.SSLError as error:
+        raise ConnectFailed(endpoint.public, f"TLS: {error.reason or error}") from None
+    except (OSError, InvalidHandshake, EOFError) as error:
+        raise ConnectFailed(endpoint.public, f"{type(error).__name__}: {str(error)[:200]}") from None
+    assert isinstance(link, Link)
+    return link

@@ -1,0 +1,174 @@
+"""The blocking client: the async one, on one event loop in a thread of its own that all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from envfleet.errors import FleetClosed
+from envfleet.remote.client import AsyncEnvClient, ClientStats
+from envfleet.remote.result import Fields, StepResult
+
+T = TypeVar("T")
+
+
+class IOThread:
+    """An event loop in a daemon thread, there while somebody holds it.
+
+    A pause of the caller (a gradient step, a debugger) then never stops keep-alives, and a hundred blocking
+    clients cost one thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def hold(self) -> asyncio.AbstractEventLoop:
+        """The loop, started if need be; call `let_go` once for each `hold`."""
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # a forked child has the object, not the thread
+                self._holders, self._pid = 0, os.getpid()
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="envfleet-io", daemon=True)
+                self._thread.start()
+            self._holders += 1
+            return self._loop
+
+    def let_go(self) -> None:
+        """The last one out stops the loop and joins the thread."""
+        with self._lock:
+            if self._pid != os.getpid():
+                return
+            self._holders -= 1
+            if self._holders:
+                return
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            if thread is not threading.current_thread():
+                thread.join(5.0)
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+
+
+_io = IOThread()
+
+
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the loop and wait; Ctrl-C cancels it, so that the session guard sees it."""
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+    finally:
+        # The future holds the exception, whose traceback holds this frame: without this a failed client would
+        # live, with its session, until the garbage collector comes by.
+        del future
+
+
+class HttpEnvClient:
+    """A session with an OpenEnv server, blocking. It speaks the WebSocket `/ws`: HTTP has no episodes there.
+
+    What `AsyncEnvClient` promises holds here too: after a timeout, Ctrl-C or a lost connection the episode is
+    over and `reset` is compulsory; no late answer meets another request.
+
+    Args:
+        url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url`.
+        options: see ClientConfig.
+
+    Example:
+        >>> def episode(url):
+        ...     with HttpEnvClient(url) as client:
+        ...         client.reset(seed=1)
+        ...         return client.step({"message": "hi"}).reward
+    """
+
+    def __init__(self, url: str | Sequence[str] | Mapping[str, Any], **options: Any) -> None:
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = AsyncEnvClient(url, **options)
+
+    @property
+    def url(self) -> str:
+        """The server of the current (or last) session, without secrets."""
+        return self._client.url
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counts of this client."""
+        return self._client.stats
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is open."""
+        return self._client.connected
+
+    def reset(self, *, timeout_s: float | None = None, **kwargs: Any) -> StepResult:
+        """Start an episode; `seed`, `episode_id` and the environment's own arguments go to the server."""
+        return self._run(self._client.reset(timeout_s=timeout_s, **kwargs))
+
+    def step(self, action: Any, *, timeout_s: float | None = None) -> StepResult:
+        """Act: a mapping of fields, a dataclass, a pydantic model, or the value of a one-field action."""
+        return self._run(self._client.step(action, timeout_s=timeout_s))
+
+    def state(self, *, timeout_s: float | None = None) -> Fields:
+        """The server's state of the episode."""
+        return self._run(self._client.state(timeout_s=timeout_s))
+
+    def schema(self) -> Any:
+        """The server's `/schema`: JSON schemas of actions, observations and state."""
+        return self._run(self._client.schema())
+
+    def close(self) -> None:
+        """End the session; the server closes its environment. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is not None:
+            try:
+                run_on(self._loop, self._client.close())
+            finally:
+                self._loop = None
+                _io.let_go()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise FleetClosed("the client")
+        if self._loop is None:
+            self._loop = _io.hold()
+        return run_on(self._loop, work)
+
+    def __enter__(self) -> HttpEnvClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Dropping the last reference ends the session too, but must never block a collector's thread.
+        if not self._closed and self._loop is not None and not self._loop.is_closed():
+            self._closed = True
+            try:
+                self._loop.call_soon_threadsafe(self._client._drop)
+                self._loop.call_soon_threadsafe(_io.let_go)
+            except RuntimeError:
+                pass  # the loop stopped in between: the process is ending

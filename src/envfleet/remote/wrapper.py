@@ -1,0 +1,144 @@
+"""An OpenEnv environment as a Gymnasium one, with spaces from the server's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import gymnasium
+from gymnasium import spaces
+
+from envfleet.errors import BadArgument
+from envfleet.remote import errors, views
+from envfleet.remote.official import as_client
+from envfleet.remote.result import StepResult
+
+ObservationMode = Literal["text", "raw_text", "json", "vector"]
+ActionMode = Literal["text", "discrete", "json"]
+
+
+class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
+    """A `gymnasium.Env` over an OpenEnv client, a server's address, or a mapping with `env_url`.
+
+    Args:
+        client: what `as_client` takes: "http://host:8000", {"env_url": …}, a client of ours or an official
+            one.
+        observation_mode: "text": the text as UTF-8 bytes in a Box of uint8, padded with zeros (the string
+            is in
+            `info["text"]`); "raw_text": a Text space, ASCII; "json": a Dict space after the server's schema;
+            "vector": numbers only, the served environment's own Box if it has one, else one flat float32 Box.
+        action_mode: "text": a string for the action's field; "discrete": the schema's enum or integer
+            bounds, or
+            `actions`; "json": the space of the schema's action.
+        actions: the actions behind the numbers of "discrete": values for the field, or mappings of fields.
+        text_length: bytes (or characters) of a text observation and characters of a text action.
+        max_steps: truncate episodes after so many steps; the protocol has no limit of its own.
+        schema: JSON schemas to use instead of the server's `/schema`.
+        on_interrupt: "raise" SessionInterrupted, or "truncate": the last observation again, reward 0,
+            truncated, `info["interrupted"]` says why. The next reset opens a new session either way.
+        options: client options (see ClientConfig) when `client` is an address.
+
+    Example:
+        >>> from envfleet.envs.echo import EchoClient
+        >>> env = OpenEnvGymnasiumWrapper(EchoClient(), observation_mode="raw_text", actions=["yes", "no"],
+        ...                               action_mode="discrete")
+        >>> _ = env.reset(seed=1)
+        >>> env.step(0)[:2]
+        ('yes', 0.3)
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (the base class has it so)
+
+    def __init__(
+        self,
+        client: Any,
+        observation_mode: ObservationMode = "text",
+        action_mode: ActionMode = "text",
+        actions: Sequence[Any] | None = None,
+        text_length: int = 256,
+        *,
+        max_steps: int | None = None,
+        schema: Mapping[str, Any] | None = None,
+        on_interrupt: Literal["raise", "truncate"] = "raise",
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        if observation_mode not in get_args(ObservationMode) or action_mode not in get_args(ActionMode):
+            raise BadArgument(
+                f"observation_mode is one of {get_args(ObservationMode)}, action_mode one of {get_args(ActionMode)}"
+            )
+        if text_length < 1 or on_interrupt not in ("raise", "truncate"):
+            raise BadArgument("text_length must be positive, on_interrupt 'raise' or 'truncate'")
+        self.client = as_client(client, **options)
+        self.render_mode = render_mode
+        self._max_steps, self._on_interrupt = max_steps, on_interrupt
+        try:
+            self._schema = schema if schema is not None else _schema_of(self.client)
+            self._observe = views.observation_view(observation_mode, self._schema, text_length)
+            self._act = views.action_view(action_mode, self._schema, actions, text_length)
+        except BaseException:
+            self.client.close()
+            raise
+        self.observation_space: spaces.Space[Any] = self._observe.space
+        self.action_space: spaces.Space[Any] = self._act.space
+        self._steps = 0
+        self._last: Any = None
+        self._text = ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; `options` become the keyword arguments of the server's reset."""
+        super().reset(seed=seed)
+        kwargs = dict(options or {})
+        if seed is not None:
+            kwargs["seed"] = seed
+        result = self.client.reset(**kwargs)
+        self._steps = 0
+        return self._see(result)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Act on the server."""
+        try:
+            result = self.client.step(self._act.payload(action))
+        except errors.SessionInterrupted as error:
+            if self._on_interrupt == "raise" or self._last is None:
+                raise
+            return self._last, 0.0, False, True, {"interrupted": error.reason, "text": self._text}
+        self._steps += 1
+        obs, info = self._see(result)
+        cut = not result.done and self._max_steps is not None and self._steps >= self._max_steps
+        # The protocol lets a reward be absent; Gymnasium does not.
+        reward = 0.0 if result.reward is None else float(result.reward)
+        return obs, reward, result.terminated, result.truncated or cut, info
+
+    def render(self) -> str:
+        """The text of the last observation."""
+        return self._text
+
+    def close(self) -> None:
+        """End the session."""
+        self.client.close()
+
+    def _see(self, result: StepResult) -> tuple[Any, dict[str, Any]]:
+        self._text = views.text_of(result.observation)
+        self._last = self._observe.value(result.observation, self._text)
+        return self._last, {**result.metadata, "text": self._text}
+
+
+def _schema_of(client: Any) -> Mapping[str, Any]:
+    """The server's schema; a local client knows its dialect; an official one has only its address."""
+    dialect = getattr(client, "dialect", None)
+    if dialect is not None:
+        return dict(dialect.schemas())
+    if callable(getattr(client, "schema", None)):
+        found = client.schema()
+        return found if isinstance(found, Mapping) else {}
+    inner = getattr(client, "_client", client)
+    inner = getattr(inner, "async_client", inner)
+    url = getattr(inner, "base_url", None) or getattr(inner, "_ws_url", None)
+    if isinstance(url, str):
+        from envfleet.remote.sync import HttpEnvClient
+
+        with HttpEnvClient(url) as ours:
+            found = ours.schema()
+            return found if isinstance(found, Mapping) else {}
+    return {}

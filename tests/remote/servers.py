@@ -1,0 +1,107 @@
+"""Real official servers in interpreters of their own, created once and kept between runs.
+
+`python tests/remote/servers.py` creates them all beforehand.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CACHE = Path(os.environ.get("ENVFLEET_TEST_VENVS", HERE.parent.parent / ".envs"))
+NEW, OLD = "openenv==0.10.0", "openenv-core==0.3.0"  # one project under two names: never both in one venv
+OURS = (
+    "gymnasium",
+    "cloudpickle",
+    "threadpoolctl",
+)  # what envfleet itself needs, to meet official client objects
+
+
+def interpreter(package: str) -> Path:
+    """The Python of a venv that has the package; builds it when it is not there yet."""
+    home = CACHE / package.replace("==", "-")
+    python = home / "bin" / "python"
+    if not (home / ".complete").exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", package, *OURS], check=True)
+        (home / ".complete").touch()
+    return python
+
+
+class OfficialServer:
+    """An official server process; `url` once entered. `kill()` and `start()` model a crash and a comeback."""
+
+    def __init__(self, package: str = NEW, sessions: int = 1, use_async: bool = False, latency_s: float = 0.0):
+        self.package, self.sessions, self.use_async, self.latency_s = package, sessions, use_async, latency_s
+        self.port = 0
+        self.process: subprocess.Popen | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> "OfficialServer":
+        self.launch()
+        return self.wait()
+
+    def launch(self) -> None:
+        """Start the process without waiting for it: importing the official package takes seconds."""
+        command = [str(interpreter(self.package)), str(HERE / "official_app.py"), "--port", str(self.port)]
+        command += ["--sessions", str(self.sessions), *(["--use-async"] if self.use_async else [])]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "LATENCY_S": str(self.latency_s)},
+        )
+
+    def wait(self) -> "OfficialServer":
+        line = self.process.stdout.readline().strip()
+        if not line.isdigit():
+            raise RuntimeError(f"the official server did not start: {line!r}")
+        self.port = int(line)
+        return self
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.process.stdout.close()
+            self.process = None
+
+    def live(self) -> int:
+        """How many environments exist on the server right now."""
+        with urllib.request.urlopen(self.url + "/live") as response:
+            return json.load(response)["live"]
+
+    def __enter__(self) -> "OfficialServer":
+        return self.start()
+
+    def __exit__(self, *exc) -> None:
+        self.kill()
+
+
+def run_official(package: str, script: str, *args: str, timeout_s: float = 120) -> str:
+    """Run a script with an official client's interpreter; returns what it printed."""
+    done = subprocess.run(
+        [str(interpreter(package)), str(HERE / script), *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if done.returncode:
+        raise AssertionError(f"{script} failed:\n{done.stdout}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    for name in (NEW, OLD):
+        with contextlib.suppress(KeyboardInterrupt):
+            print(interpreter(name))

@@ -44,7 +44,7 @@ class FleetVecEnv(VecEnv):  # type: ignore[misc]
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         super().__init__(fleet.num_envs, fleet.single_observation_space, fleet.single_action_space)
-        self.metadata = {**fleet.metadata, **self.metadata}
+        self.metadata: dict[str, Any] = {**fleet.metadata, "render_modes": self.metadata["render_modes"]}
 
     # -- stepping --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ products; the four families PPO needs are a few lines each.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ class Actions:
         log_std: NDArray[np.float32] | None,
         rng: np.random.Generator | None,
         mask: NDArray[np.bool_] | None = None,
-    ) -> NDArray[Any]:
+    ) -> Any:
         """Draw raw actions [k] or [k, n]; without a generator, the mode."""
         if self.kind == "box":
             mean, log_std = self._split(outputs, log_std)
@@ -96,10 +97,10 @@ class Actions:
             logits = logits - np.log(rng.standard_exponential(logits.shape, dtype=np.float32))
         if self.kind == "discrete":
             return logits.argmax(axis=-1)
-        parts = [logits[..., first:last].argmax(axis=-1) for first, last in zip(self.offsets, self.offsets[1:])]
+        parts = [logits[..., first:last].argmax(axis=-1) for first, last in itertools.pairwise(self.offsets)]
         return np.stack(parts, axis=-1)
 
-    def to_env(self, raw: NDArray[Any]) -> NDArray[Any]:
+    def to_env(self, raw: NDArray[Any]) -> Any:
         """Turn raw actions into what the environment gets."""
         if self.kind == "discrete":
             return raw + self.start[0] if self.start[0] else raw
@@ -153,7 +154,7 @@ class Actions:
             return _score_categorical(outputs, raw)
         scores = [
             _score_categorical(outputs[..., first:last], raw[..., index])
-            for index, (first, last) in enumerate(zip(self.offsets, self.offsets[1:]))
+            for index, (first, last) in enumerate(itertools.pairwise(self.offsets))
         ]
         log_prob, entropy = scores[0]
         for more_log_prob, more_entropy in scores[1:]:
@@ -169,7 +170,7 @@ class Actions:
         log_prob = (-0.5 * z * z - log_std).sum(-1) - 0.5 * LOG_2PI * self.dim
         entropy = log_std.sum(-1) + 0.5 * (1.0 + LOG_2PI) * self.dim
         if self.squash:
-            import torch.nn.functional as F  # noqa: N812 - the name everyone knows
+            import torch.nn.functional as F
 
             # log(1 - tanh(x)^2) written so that it stays finite where tanh saturates, plus the stretch.
             stretch = float(np.log((self.high - self.low) / 2).sum())

@@ -115,7 +115,9 @@ class ActorCritic(nn.Module):
                     self.critic_head,
                 ),
             )
-            self._whole = [DenseStack(encoder.layers, layers, head) for encoder, layers, head in ends]
+            self._whole = [
+                DenseStack(encoder.layers or nn.Sequential(), layers, head) for encoder, layers, head in ends
+            ]
         free = self.actions.num_free
         self.log_std = nn.Parameter(torch.full((free,), float(config.log_std_init))) if free else None
 

@@ -29,7 +29,9 @@ class NotFinite(FleetError):
 class Normaliser(Protocol):
     """What the policy needs of an observation normaliser."""
 
-    def __call__(self, inputs: Inputs) -> Inputs: ...
+    def __call__(self, inputs: Inputs) -> Inputs:
+        """Return the inputs, normalised."""
+        ...
 
 
 class Policy:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="show nothing while training")
     parser.add_argument("--print-schema", action="store_true", help="print all settings as YAML and exit")
-    from envfleet.train.config import FIELDS, _kinds
+    from envfleet.train.settings import FIELDS, kinds_of
 
     groups = {name: parser.add_argument_group(f"{name} settings") for name in ("env", "train")}
     for spec in FIELDS.values():
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         names = [flag, *spec.metadata.get("flags", ())]
         default = spec.default if spec.default is not dataclasses.MISSING else "none"
         help_text = f"{spec.metadata['help']} (default: {_shown(default)})".replace("%", "%%")
-        kinds, _ = _kinds(spec.name)
+        kinds, _ = kinds_of(spec.name)
         more: dict[str, Any] = {"metavar": spec.name.upper().split("_")[-1]}
         if kinds == [bool]:
             # --wandb alone means yes; --tensorboard no turns a default off.
@@ -71,8 +71,8 @@ def _shown(default: Any) -> str:
 
 def config_from(args: argparse.Namespace) -> Any:
     """Build the config: preset, then file, then flags, then --set."""
-    from envfleet.train.config import field_name, parse, settings_from_yaml
     from envfleet.train.presets import build_config
+    from envfleet.train.settings import field_name, parse, settings_from_yaml
 
     settings: dict[str, Any] = settings_from_yaml(args.config) if args.config else {}
     if getattr(args, "env_positional", None):
@@ -92,7 +92,7 @@ def config_from(args: argparse.Namespace) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code."""
-    from envfleet.train.config import schema
+    from envfleet.train.settings import schema
 
     if args.print_schema:
         sys.stdout.write(schema())
@@ -127,7 +127,7 @@ def _print_result(result: Any) -> None:
 @contextlib.contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run after the update in progress, with a checkpoint; a second Ctrl-C at once."""
-    seen = []
+    seen: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
         if seen:

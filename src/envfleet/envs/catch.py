@@ -56,7 +56,7 @@ class PixelCatch(gym.Env[NDArray[np.uint8], np.int64]):
         reward = 0.0 if not ended else 1.0 if abs(self._ball[1] - self._paddle) <= 1 else -1.0
         return self._picture(), reward, ended, False, {}
 
-    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8]:
         """Return the picture as RGB, 16 times enlarged."""
         return np.repeat(np.repeat(np.repeat(self._picture(), 3, axis=2), 16, axis=0), 16, axis=1)
 

@@ -28,7 +28,8 @@ class HideColumns(gym.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.fl
 
     def observation(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the kept entries."""
-        return observation[self._keep]
+        kept: NDArray[np.float32] = observation[self._keep]
+        return kept
 
 
 def cartpole_no_velocity(**kwargs: Any) -> gym.Env[Any, Any]:

@@ -12,8 +12,8 @@ _WHERE = {
     "PPOConfig": "config",
     "build_config": "presets",
     "PPOTrainer": "loop",
-    "TrainResult": "loop",
-    "UpdateResult": "loop",
+    "TrainResult": "records",
+    "UpdateResult": "records",
     "Evaluation": "evaluate",
     "Agent": "agent",
     "load_agent": "agent",
@@ -25,7 +25,7 @@ _WHERE = {
     "TrainingStopped": "errors",
 }
 
-__all__ = list(_WHERE)  # noqa: PLE0605 - a list
+__all__ = list(_WHERE)
 
 if TYPE_CHECKING:
     from envfleet.train.advantage import gae as gae
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from envfleet.train.errors import TrainingStopped as TrainingStopped
     from envfleet.train.evaluate import Evaluation as Evaluation
     from envfleet.train.loop import PPOTrainer as PPOTrainer
-    from envfleet.train.loop import TrainResult as TrainResult
-    from envfleet.train.loop import UpdateResult as UpdateResult
     from envfleet.train.presets import build_config as build_config
+    from envfleet.train.records import TrainResult as TrainResult
+    from envfleet.train.records import UpdateResult as UpdateResult
     from envfleet.train.update import Learner as Learner
 
 

@@ -15,9 +15,11 @@ from envfleet.envs.names import resolve_env
 from envfleet.errors import BadArgument
 from envfleet.seeding import stream
 from envfleet.train.checkpoint import find, read
-from envfleet.train.config import PPOConfig, parse
+from envfleet.train.config import PPOConfig
+from envfleet.train.errors import DeviceMissing
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.normalise import ObservationNormaliser
+from envfleet.train.settings import parse
 
 
 def env_list(env: Any) -> list[Any]:
@@ -101,3 +103,32 @@ def config_of(state: dict[str, Any]) -> PPOConfig:
     """Return the config a checkpoint was written with."""
     values = {name: value for name, value in state["config"].items() if name != "columns"}
     return PPOConfig(**{name: parse(name, value) for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Build:
+    """Builds one environment from a name or a callable; travels to workers by value."""
+
+    env: Any
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        """Build it."""
+        import gymnasium as gym
+
+        return gym.make(self.env, **self.kwargs) if isinstance(self.env, str) else self.env(**self.kwargs)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device, or say which ones there are."""
+    available = ["cpu"]
+    if torch.cuda.is_available():
+        available.append("cuda")
+    if torch.backends.mps.is_available():
+        available.append("mps")
+    if name == "auto":
+        return torch.device(available[-1])
+    kind = name.split(":")[0]
+    if kind not in available:
+        raise DeviceMissing(name, available)
+    return torch.device(name)

@@ -1,19 +1,15 @@
+# ruff: noqa: RUF009 - `_doc` is `dataclasses.field` with a text
 """`PPOConfig`: every setting of a training run, documented once; the command's help and the YAML schema come from it."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import types
-import typing
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from envfleet.agents.networks import NetworkConfig
-from envfleet.errors import BackendMissing, BadArgument
-from envfleet.train.update import Coefficients, UpdateSettings
+from envfleet.errors import BadArgument
+from envfleet.train.objective import Coefficients, UpdateSettings
 
 
 def _doc(default: Any, section: str, text: str, **more: Any) -> Any:
@@ -50,21 +46,21 @@ class PPOConfig:
         "env",
         "forkserver, spawn or fork for process workers; implies backend shm when that is auto",
         flags=("--parallel-start-method",),
-    )  # noqa: E501
+    )
     on_fault: str = _doc(
         "raise",
         "env",
         "an environment that fails: raise (stop) or restart (its rows are not learned from)",
         choices=("raise", "restart"),
-    )  # noqa: E501
+    )
     columns: dict[str, Any] = _doc(
         {}, "env", "in Python: declared info columns, name -> space (an `action_mask` column masks actions)", cli=False
-    )  # noqa: E501
+    )
     # -- how long --------------------------------------------------------------------------------------------------
     total_steps: int = _doc(100_000, "train", "environment steps to train for, over all environments together")
     num_episodes: int | None = _doc(
         None, "train", "stop after this many finished episodes instead; total_steps then only drives the schedules"
-    )  # noqa: E501
+    )
     seed: int = _doc(1, "train", "seed of the run: networks, exploration, minibatches and every episode")
     # -- PPO -------------------------------------------------------------------------------------------------------
     num_steps: int = _doc(128, "train", "steps of each environment per update")
@@ -98,14 +94,14 @@ class PPOConfig:
         "train",
         "markov, memory (recurrent actor and critic) or memory_markov (recurrent critic only)",
         choices=("markov", "memory", "memory_markov"),
-    )  # noqa: E501
+    )
     rnn: str = _doc("gru", "train", "recurrent layer of a network with memory", choices=("gru", "lstm"))
     state_size: int = _doc(64, "train", "units of the recurrent layer")
     sequence_length: int | None = _doc(
         None,
         "train",
         "steps gradients flow back through; must divide num_steps; default: all of them, as far as every minibatch still gets a sequence",
-    )  # noqa: E501
+    )
     hidden: tuple[int, ...] = _doc(
         (64, 64), "train", "units of the dense layers; a recurrent layer takes the place of all but the last"
     )
@@ -115,7 +111,7 @@ class PPOConfig:
         "train",
         "standard deviation of Box actions: free (a parameter) or state (an output)",
         choices=("free", "state"),
-    )  # noqa: E501
+    )
     log_std_init: float = _doc(0.0, "train", "logarithm of the standard deviation of Box actions at the beginning")
     squash: bool = _doc(False, "train", "Box actions: squash by tanh into the bounds (default: clip to the bounds)")
     share_encoder: bool | None = _doc(None, "train", "one encoder for actor and critic; default: for pictures only")
@@ -127,21 +123,21 @@ class PPOConfig:
         "train",
         "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it",
         choices=("stop", "skip"),
-    )  # noqa: E501
+    )
     # -- run folder ------------------------------------------------------------------------------------------------
     out: str | None = _doc(
         None,
         "train",
         "folder of the run: checkpoints, logs, report; default: nothing is written",
         flags=("--checkpoint-dir",),
-    )  # noqa: E501
+    )
     resume: bool = _doc(False, "train", "go on from the last checkpoint in the folder; begins anew if there is none")
     restore: str = _doc(
         "replay",
         "train",
         "episodes that were running at the checkpoint: replay (exact) or end them",
         choices=("replay", "end"),
-    )  # noqa: E501
+    )
     checkpoint_every: int = _doc(20, "train", "updates between checkpoints; 0: only at the end")
     keep_checkpoints: int = _doc(3, "train", "latest checkpoints kept; the best one is kept besides")
     eval_every: int = _doc(0, "train", "updates between evaluations during training; 0: none")
@@ -214,189 +210,3 @@ class PPOConfig:
         values["env"] = self.env if isinstance(self.env, str) else self.env_name
         values["columns"] = {name: str(space) for name, space in self.columns.items()}
         return values
-
-
-# -- names users come with ---------------------------------------------------------------------------------------------
-
-ALIASES = {
-    "env_name": "env",
-    "env_id": "env",
-    "name": "env",
-    "n_envs": "num_envs",
-    "num_parallel_workers": "num_envs",
-    "num_parallel_envs": "num_envs",
-    "kwargs": "env_kwargs",
-    "parallel_start_method": "start_method",
-    "total_timesteps": "total_steps",
-    "lr": "learning_rate",
-    "n_steps": "num_steps",
-    "n_epochs": "num_epochs",
-    "update_epochs": "num_epochs",
-    "clip_coef": "clip",
-    "clip_range": "clip",
-    "ent_coef": "entropy",
-    "entropy_coef": "entropy",
-    "vf_coef": "value_coef",
-    "lam": "gae_lambda",
-    "checkpoint_dir": "out",
-    "hidden_size": "state_size",
-    "agent_arch": "arch",
-}
-SECTIONS = ("env", "train")
-FIELDS: dict[str, dataclasses.Field[Any]] = {spec.name: spec for spec in dataclasses.fields(PPOConfig)}
-_TYPES = typing.get_type_hints(PPOConfig)
-
-
-def field_name(name: str) -> str:
-    """Return the field a name stands for: `env.num_envs`, `n-envs`, an alias or the name itself.
-
-    Example:
-        >>> field_name("env.num_parallel_workers"), field_name("ent-coef")
-        ('num_envs', 'entropy')
-        >>> field_name("train.learning_rat")
-        Traceback (most recent call last):
-        ...
-        envfleet.errors.BadArgument: there is no setting 'train.learning_rat'. Did you mean learning_rate? Settings of train: …
-    """
-    section, _, bare = name.rpartition(".")
-    if section and section not in SECTIONS:
-        raise BadArgument(f"there is no section {section!r} in {name!r}; the sections are env and train")
-    bare = bare.replace("-", "_")
-    found = ALIASES.get(bare, bare)
-    if found in FIELDS and (not section or FIELDS[found].metadata["section"] == section):
-        return found
-    known = [key for key, spec in FIELDS.items() if not section or spec.metadata["section"] == section]
-    close = difflib.get_close_matches(bare, [*known, *ALIASES], n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    if found in FIELDS:
-        hint = f" It belongs to the section {FIELDS[found].metadata['section']}."
-    where = f"Settings of {section}" if section else "Settings"
-    raise BadArgument(f"there is no setting {name!r}.{hint} {where}: {', '.join(sorted(known))}")
-
-
-def parse(name: str, value: Any) -> Any:
-    """Turn text or a YAML value into what the field holds; refuse what does not fit.
-
-    Example:
-        >>> parse("hidden", "64,64"), parse("num_envs", "8"), parse("target_kl", "none"), parse("wandb", "yes")
-        ((64, 64), 8, None, True)
-    """
-    kinds, optional = _kinds(name)
-    if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "") and optional):
-        if optional:
-            return None
-        raise BadArgument(f"{name} cannot be empty")
-    for kind in kinds:
-        try:
-            return _CONVERT[kind](value)
-        except (ValueError, TypeError):
-            continue
-    wanted = " or ".join(_WORDS[kind] for kind in kinds)
-    raise BadArgument(f"{name}={value!r}: {wanted} is needed")
-
-
-def _kinds(name: str) -> tuple[list[Any], bool]:
-    hint = _TYPES[name]
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kinds = [typing.get_origin(part) or part for part in parts if part is not type(None)]
-    return [str if kind is Any else kind for kind in kinds], type(None) in parts
-
-
-def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    return words[str(value).lower()] if str(value).lower() in words else _refuse(value)
-
-
-def _int(value: Any) -> int:
-    if isinstance(value, bool):
-        return int(_refuse(value))
-    number = float(value) if isinstance(value, str) and ("e" in value.lower() or "_" in value) else value
-    return int(number) if float(number) == int(number) else int(_refuse(value))
-
-
-def _float(value: Any) -> float:
-    return float(_refuse(value)) if isinstance(value, bool) else float(value)
-
-
-def _str(value: Any) -> str:
-    return value if isinstance(value, str) else str(_refuse(value))
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    parts = value.strip("[]() ").split(",") if isinstance(value, str) else list(value)
-    return tuple(_int(part) for part in parts if part != "")
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {str(key): part for key, part in value.items()}
-    pairs = [part.partition("=") for part in str(value).split(",") if part]
-    if any(not sign for _, sign, _ in pairs):
-        _refuse(value)
-    return {key.strip(): _literal(text.strip()) for key, _, text in pairs}
-
-
-def _literal(text: str) -> Any:
-    import ast
-
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
-
-
-def _refuse(value: Any) -> Any:
-    raise ValueError(value)
-
-
-_CONVERT: dict[Any, Callable[[Any], Any]] = {
-    bool: _bool, int: _int, float: _float, str: _str, tuple: _ints, dict: _mapping,
-}  # fmt: skip
-_WORDS = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "numbers like 64,64",
-    dict: "pairs like name=value,other=2",
-}  # fmt: skip
-
-
-def settings_from_yaml(path: str | Path) -> dict[str, Any]:
-    """Read the sections `env:` and `train:` of a YAML file into settings; a wrong key is named with the valid ones."""
-    try:
-        import yaml
-    except ImportError as missing:
-        raise BackendMissing("pyyaml", extra="train") from missing
-    path = Path(path)
-    if not path.is_file():
-        raise BadArgument(f"there is no configuration file {str(path)!r}")
-    try:
-        content = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise BadArgument(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise BadArgument(f"{path}: sections env and train are needed, with settings below them")
-    settings: dict[str, Any] = {}
-    for section, values in content.items():
-        if section not in SECTIONS:
-            raise BadArgument(f"{path}: there is no section {section!r}; the sections are env and train")
-        for key, value in (values or {}).items():
-            name = field_name(f"{section}.{key}")
-            settings[name] = parse(name, value)
-    return settings
-
-
-def schema() -> str:
-    """Return every setting with its default and text, as a commented YAML file."""
-    lines: list[str] = []
-    for section in SECTIONS:
-        lines.append(f"{section}:")
-        for spec in FIELDS.values():
-            if spec.metadata["section"] != section or spec.metadata.get("cli") is False:
-                continue
-            default = spec.default if spec.default is not dataclasses.MISSING else {}
-            shown = list(default) if isinstance(default, tuple) else default
-            text = {None: "null", True: "true", False: "false"}.get(
-                shown if isinstance(shown, (bool, type(None))) else "", shown
-            )
-            lines.append(f"  {spec.name}: {text}  # {spec.metadata['help']}")
-    return "\n".join(lines) + "\n"

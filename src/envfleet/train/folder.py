@@ -14,10 +14,11 @@ from envfleet.errors import BadArgument
 from envfleet.rollout.segment import Segment
 from envfleet.seeding import episode_seed
 from envfleet.train.checkpoint import Checkpoints
-from envfleet.train.config import FIELDS, PPOConfig
+from envfleet.train.config import PPOConfig
 from envfleet.train.errors import CheckpointError, RunExists
 from envfleet.train.loggers import Logger, TableLogger, TensorBoardLogger, WandbLogger
 from envfleet.train.report import write_report
+from envfleet.train.settings import FIELDS
 from envfleet.train.video import Film, VideoMaker
 
 if TYPE_CHECKING:
@@ -25,9 +26,32 @@ if TYPE_CHECKING:
 
 #: Settings a resumed run may change: they do not touch what is learned from the stored state.
 MAY_CHANGE = frozenset(
-    "backend num_workers start_method on_fault total_steps num_episodes device num_threads on_nan out resume restore "
-    "checkpoint_every keep_checkpoints eval_every eval_episodes tensorboard wandb wandb_project wandb_mode video_every "
-    "report preset columns".split()
+    [
+        "backend",
+        "num_workers",
+        "start_method",
+        "on_fault",
+        "total_steps",
+        "num_episodes",
+        "device",
+        "num_threads",
+        "on_nan",
+        "out",
+        "resume",
+        "restore",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "eval_every",
+        "eval_episodes",
+        "tensorboard",
+        "wandb",
+        "wandb_project",
+        "wandb_mode",
+        "video_every",
+        "report",
+        "preset",
+        "columns",
+    ]
 )
 
 

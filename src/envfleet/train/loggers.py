@@ -99,7 +99,7 @@ class TensorBoardLogger:
         except ImportError as missing:
             raise BackendMissing("tensorboard", extra="train") from missing
         # purge_step hides what was logged after the checkpoint that is resumed from.
-        self._writer: Any = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=resumed_at_step)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=resumed_at_step)
 
     def log(self, row: Row, step: int) -> None:
         """Write one scalar per entry."""
@@ -115,7 +115,7 @@ class WandbLogger:
     """One Weights & Biases run: it lives in the trainer's process, workers know nothing of it."""
 
     def __init__(
-        self, folder: str | Path | None, config: dict[str, Any], project: str, mode: str | None, run_id: str | None
+        self, folder: str | Path | None, config: dict[str, Any], project: str, mode: Any, run_id: str | None
     ) -> None:
         try:
             import wandb

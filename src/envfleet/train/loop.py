@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,78 +17,16 @@ from envfleet.fleet import Fleet
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segment import Segment
 from envfleet.seeding import stream
-from envfleet.train.agent import build_net, env_list, normaliser_for
+from envfleet.train.agent import Build, build_net, choose_device, env_list, normaliser_for
 from envfleet.train.config import PPOConfig
-from envfleet.train.errors import DeviceMissing, TrainingStopped
+from envfleet.train.errors import TrainingStopped
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.folder import RunFolder
 from envfleet.train.live import Silent, View
 from envfleet.train.normalise import RewardNormaliser
+from envfleet.train.records import Counters, TrainResult, UpdateResult
 from envfleet.train.running import Histories, capture, restore
 from envfleet.train.update import Learner
-
-RECENT = 100  # episodes that the shown return and length are the mean of
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """One rollout and one update."""
-
-    update: int
-    num_steps: int  # environment steps so far
-    n_completed_episodes: int  # episodes that ended in this rollout
-    returns: list[float]  # of those episodes
-    lengths: list[int]
-    losses: dict[str, float]
-    sps: float  # environment steps per second, collecting and learning together
-    collect_s: float
-    learn_s: float
-
-
-@dataclass
-class TrainResult:
-    """A whole call of `train`."""
-
-    num_steps: int
-    num_updates: int
-    n_completed_episodes: int
-    returns: list[float]  # of the most recent episodes
-    wall_s: float
-    sps: float
-    stopped: bool
-    evaluation: Evaluation | None = None
-    out: Path | None = None
-    report: Path | None = None
-
-    @property
-    def mean_return(self) -> float:
-        """Mean return of the most recent episodes; NaN when none has ended."""
-        return float(np.mean(self.returns)) if self.returns else float("nan")
-
-
-@dataclass
-class Counters:
-    """What a run has done so far; stored in checkpoints."""
-
-    update: int = 0
-    num_steps: int = 0
-    num_episodes: int = 0
-    wall_s: float = 0.0
-    collect_s: float = 0.0
-    learn_s: float = 0.0
-    best: float = float("-inf")
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores."""
-        values = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
-        return {**values, "returns": list(self.returns), "lengths": list(self.lengths)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint stored."""
-        for name, value in state.items():
-            setattr(self, name, deque(value, maxlen=RECENT) if name in ("returns", "lengths") else value)
 
 
 class PPOTrainer:
@@ -145,7 +81,7 @@ class PPOTrainer:
         env: Any = self.envs[0]
         if len(self.envs) > 1 or not isinstance(env, str):
             # Callables and mixtures become one factory per slot; the slots take the environments in turn.
-            env = [_Build(self.envs[slot % len(self.envs)], config.env_kwargs) for slot in range(config.num_envs)]
+            env = [Build(self.envs[slot % len(self.envs)], config.env_kwargs) for slot in range(config.num_envs)]
         return ef.make(
             env,
             config.num_envs if isinstance(env, str) else None,
@@ -421,34 +357,6 @@ class PPOTrainer:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class _Build:
-    """Builds one environment from a name or a callable; travels to workers by value."""
-
-    env: Any
-    kwargs: dict[str, Any]
-
-    def __call__(self) -> Any:
-        import gymnasium as gym
-
-        return gym.make(self.env, **self.kwargs) if isinstance(self.env, str) else self.env(**self.kwargs)
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device, or say which ones there are."""
-    available = ["cpu"]
-    if torch.cuda.is_available():
-        available.append("cuda")
-    if torch.backends.mps.is_available():
-        available.append("mps")
-    if name == "auto":
-        return torch.device(available[-1])
-    kind = name.split(":")[0]
-    if kind not in available:
-        raise DeviceMissing(name, available)
-    return torch.device(name)
 
 
 def _rng(owner: Any) -> dict[str, Any]:

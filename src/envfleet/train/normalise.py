@@ -121,7 +121,8 @@ class RewardNormaliser:
             self.running = np.where(ended[t], 0.0, self.running)
         self.moments.update(returns.reshape(-1, 1))
         scaled = reward / np.sqrt(self.moments.var[0] + EPSILON)
-        return np.clip(scaled, -self.clip, self.clip)
+        clipped: NDArray[np.float64] = np.clip(scaled, -self.clip, self.clip)
+        return clipped
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""

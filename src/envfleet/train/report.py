@@ -48,7 +48,7 @@ def write_report(folder: str | Path, about: dict[str, Any]) -> Path:
     again = f"<pre>{_text(about.get('command', ''))}</pre>"
     parts.append(f"<h2>How to repeat it</h2>{again}<p>Versions: {_text(json.dumps(about.get('versions', {})))}</p>")
     parts.append("<h2>Settings</h2>" + _table(about.get("config", {})))
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(about.get("title", "run"))}</title><style>{_STYLE}</style><body>{"".join(parts)}</body></html>'  # noqa: E501
+    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(about.get("title", "run"))}</title><style>{_STYLE}</style><body>{"".join(parts)}</body></html>'
     path = folder / "report.html"
     path.write_text(page)
     return path

@@ -9,7 +9,7 @@ Several policies (many agents) are several learners: each is given the segment w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
 from typing import Any
 
 import numpy as np
@@ -23,36 +23,9 @@ from envfleet.rollout.segment import Segment
 from envfleet.rollout.tree import tree_map
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
+from envfleet.train.objective import Coefficients, FlatAdam, PpoLoss, Tensors, UpdateSettings, standardise
 
-Tensors = dict[str, torch.Tensor]
 ROWS_AT_ONCE = 4096  # pictures are pushed through the network in pieces, or the activations would not fit
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """What the schedules say for this update."""
-
-    learning_rate: float
-    clip: float
-    entropy: float
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What stays the same over a run; `PPOConfig.update()` builds one from its own fields."""
-
-    num_epochs: int = 4
-    num_minibatches: int = 4
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    value_coef: float = 0.5
-    value_clip: float | None = None
-    max_grad_norm: float = 0.5
-    target_kl: float | None = None
-    normalize_advantage: bool = True
-    sequence_length: int | None = None
-    adam_eps: float = 1e-5
-    on_nan: str = "stop"
 
 
 class Learner:
@@ -114,7 +87,7 @@ class Learner:
         bad = np.zeros(segment.reward.shape, dtype=bool)
         vector = inputs.get("vector")
         if vector is not None and not np.isfinite(vector.sum(dtype=np.float64)):
-            wrong = ~np.isfinite(vector).all(axis=-1)
+            wrong: NDArray[np.bool_] = np.asarray(~np.isfinite(vector).all(axis=-1))
             if wrong.any():
                 if self.settings.on_nan == "stop":
                     raise NotFinite(_address(segment, wrong))
@@ -141,7 +114,7 @@ class Learner:
         with torch.no_grad():
             outputs, values, states = self._run(tensors, fresh_t)
             final_values = self._final_values(segment, states)
-            raw = _tensor(segment.extras["raw"] if "raw" in segment.extras else segment.action, device)
+            raw = _tensor(segment.extras.get("raw", segment.action), device)
             mask = self._mask(segment)
             log_prob, _ = self.net.actions.score(outputs[:steps], self.net.log_std, raw, mask)
         before = torch.cat([self.state.unsqueeze(1), states[:, : steps - 1]], dim=1)  # state entering each step
@@ -240,13 +213,13 @@ class Learner:
         scored = batch.get("weight")  # None: every row counts
         advantage = batch["advantage"]
         if settings.normalize_advantage:
-            advantage = _standardise(advantage, scored)
-        loss, report = _PpoLoss.apply(  # type: ignore[no-untyped-call]
+            advantage = standardise(advantage, scored)
+        loss, report = PpoLoss.apply(  # type: ignore[no-untyped-call]
             log_prob, entropy, out.value, batch, advantage, scored, now, settings, measure
         )
         assert self.flat.grad is not None
         self.flat.grad.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = float(self.flat.grad.norm())
         if not np.isfinite(norm):
             if settings.on_nan == "stop":
@@ -260,103 +233,6 @@ class Learner:
             return {}
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
         return {**dict(zip(names, report.tolist())), "grad_norm": norm}
-
-
-class _PpoLoss(torch.autograd.Function):
-    """The clipped objective with its gradient by hand: a dozen small operations, none of them an autograd node.
-
-    With r the probability ratio, A the advantage and c the clip, the derivative of -min(r·A, clip(r)·A) by the
-    log-probability is -r·A where the first term is the smaller one, and 0 where the clipped one is.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        log_prob: torch.Tensor,
-        entropy: torch.Tensor,
-        value: torch.Tensor,
-        batch: Tensors,
-        advantage: torch.Tensor,
-        weight: torch.Tensor | None,
-        now: Coefficients,
-        settings: UpdateSettings,
-        measure: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_ratio = log_prob - batch["log_prob"]
-        ratio = log_ratio.exp()
-        plain = ratio * advantage
-        clipped = ratio.clamp(1.0 - now.clip, 1.0 + now.clip) * advantage
-        gain = torch.minimum(plain, clipped)
-        gap = value - batch["target"]
-        error = gap.square()
-        if settings.value_clip is not None:
-            old = batch["value"]
-            near = old + (value - old).clamp(-settings.value_clip, settings.value_clip) - batch["target"]
-            farther = near.square() > error
-            # Where the clipped error is the larger one and the clip is active, the value does not move.
-            moves = (value - old).abs() <= settings.value_clip
-            gap = torch.where(farther, near * moves, gap)
-            error = torch.maximum(error, near.square())
-        share: Any = 1.0 / gain.numel() if weight is None else weight / weight.sum().clamp(min=1.0)
-        ctx.by_log_prob = torch.where(plain <= clipped, plain, 0.0) * -share
-        ctx.by_entropy = -now.entropy * share * torch.ones_like(entropy) if now.entropy else None
-        ctx.by_value = gap * (settings.value_coef * share)
-        policy_loss, value_loss = -_mean(gain, weight), 0.5 * _mean(error, weight)
-        loss = policy_loss + settings.value_coef * value_loss
-        if now.entropy or measure:
-            mean_entropy = _mean(entropy, weight)
-            loss = loss - now.entropy * mean_entropy
-        report = loss
-        if measure:
-            distance = _mean(ratio - 1.0 - log_ratio, weight)
-            outside = _mean(((ratio - 1.0).abs() > now.clip).float(), weight)
-            report = torch.stack([policy_loss, value_loss, mean_entropy, distance, outside])
-        ctx.mark_non_differentiable(report)
-        return loss.clone(), report
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        # The loss is where backward() starts: its own gradient is 1.
-        return ctx.by_log_prob, ctx.by_entropy, ctx.by_value, None, None, None, None, None, None
-
-
-class FlatAdam:
-    """Adam on one flat parameter: the same arithmetic as `torch.optim.Adam`, a quarter of its fixed cost per step.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.zeros(1))
-        >>> weight.grad = torch.ones(1)
-        >>> FlatAdam(weight, eps=1e-8).step(0.1)
-        >>> round(float(weight), 3)
-        -0.1
-    """
-
-    def __init__(self, flat: torch.nn.Parameter, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self.flat, self.eps, self.betas = flat, eps, betas
-        self.count = 0
-        self.mean, self.square = torch.zeros_like(flat.data), torch.zeros_like(flat.data)
-
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Apply the gradient that stands in `flat.grad`."""
-        grad = self.flat.grad
-        assert grad is not None
-        first, second = self.betas
-        self.count += 1
-        self.mean.lerp_(grad, 1.0 - first)
-        self.square.mul_(second).addcmul_(grad, grad, value=1.0 - second)
-        root = self.square.sqrt().mul_((1.0 - second**self.count) ** -0.5).add_(self.eps)
-        self.flat.data.addcdiv_(self.mean, root, value=-learning_rate / (1.0 - first**self.count))
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores."""
-        return {"count": self.count, "mean": self.mean.clone(), "square": self.square.clone()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint stored."""
-        self.count = int(state["count"])
-        self.mean.copy_(state["mean"])
-        self.square.copy_(state["square"])
 
 
 class _Shuffled:
@@ -398,11 +274,11 @@ class _Shuffled:
             index = torch.from_numpy(order)
             # One gather an epoch, then slices: a quarter of the calls of a gather per minibatch.
             mixed = {name: value[index] for name, value in self.flat.items()}
-            for first, last in zip(bounds, bounds[1:]):
+            for first, last in itertools.pairwise(bounds):
                 batch = {name: value[first:last] for name, value in mixed.items()}
                 yield {**batch, "state": self.no_state, "fresh": self.no_state}
             return
-        for first, last in zip(bounds, bounds[1:]):
+        for first, last in itertools.pairwise(bounds):
             index = torch.from_numpy(order[first:last])
             batch = {name: value[:, index] for name, value in self.flat.items()}
             if self.partial:
@@ -416,21 +292,6 @@ def _whole(steps: int, rows: int, num_minibatches: int) -> int:
         if steps % pieces == 0 and pieces * rows >= num_minibatches:
             return steps // pieces
     return 1
-
-
-def _mean(values: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    return values.mean() if weight is None else (values * weight).sum() / weight.sum().clamp(min=1.0)
-
-
-def _standardise(advantage: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    if advantage.numel() < 2:
-        return advantage
-    if weight is None:
-        std, mean = torch.std_mean(advantage)
-        return (advantage - mean) / (std + 1e-8)
-    mean = _mean(advantage, weight)
-    std = _mean((advantage - mean).square(), weight).sqrt()
-    return (advantage - mean) / (std + 1e-8)
 
 
 def _tensor(value: NDArray[Any], device: torch.device) -> torch.Tensor:

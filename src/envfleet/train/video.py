@@ -44,7 +44,7 @@ class Film:
 def write_video(path: str | Path, frames: Sequence[NDArray[np.uint8]], fps: int = 30) -> Path:
     """Encode pictures [H, W, 3] as mp4 (H.264)."""
     try:
-        import imageio_ffmpeg
+        import imageio_ffmpeg  # type: ignore[import-untyped]
     except ImportError as missing:
         raise BackendMissing("imageio-ffmpeg", extra="video") from missing
     if not frames:

@@ -50,6 +50,8 @@ class Policy:
         (3,)
     """
 
+    answers_fit = True  # actions are always of the space, one a row: the collector need not check them
+
     def __init__(
         self,
         net: ActorCritic,

@@ -114,7 +114,8 @@ class Learner:
         with torch.no_grad():
             outputs, values, states = self._run(tensors, fresh_t)
             final_values = self._final_values(segment, states)
-            raw = _tensor(segment.extras.get("raw", segment.action), device)
+            drawn: NDArray[Any] = segment.extras.get("raw", segment.action)  # type: ignore[assignment]
+            raw = _tensor(drawn, device)
             mask = self._mask(segment)
             log_prob, _ = self.net.actions.score(outputs[:steps], self.net.log_std, raw, mask)
         before = torch.cat([self.state.unsqueeze(1), states[:, : steps - 1]], dim=1)  # state entering each step

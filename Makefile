@@ -35,7 +35,7 @@ test: check ## lint, types and every test but the long ones; says what was skipp
 	$(BIN)/python -m pytest -m "not full and not learning"
 
 test-full: check ## the same with the full counts
-	$(BIN)/python -m pytest -m "not learning"
+	$(BIN)/python -m pytest --full -m "not learning"
 
 test-learning: $(VENV)/.dev ## the learning gates
 	$(BIN)/python -m pytest -m learning

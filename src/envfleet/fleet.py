@@ -16,7 +16,8 @@ from envfleet.actions import ActionWriter
 from envfleet.backends.base import Backend
 from envfleet.batch import Batch
 from envfleet.book import DONE, IDLE, KEEP, OUT, Book, checked_seed, checked_slots, per_slot
-from envfleet.errors import BadArgument, EnvFailed, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.errors import BadArgument, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.interface import EnvInterface
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
 from envfleet.slab import Slab, Slots
@@ -26,7 +27,7 @@ from envfleet.supervise.supervisor import Policy, Supervisor
 _FOREVER = 1e9
 
 
-class Fleet:
+class Fleet(EnvInterface):
     """Many environments, stepped together or apart.
 
     Made by `envfleet.make`. Not thread-safe: one thread drives a fleet.
@@ -59,6 +60,7 @@ class Fleet:
         self._supervisor = Supervisor(backend, policy, self._book)
         self._writer = ActionWriter(self.slab)
         self._all = np.arange(self.num_envs)
+        self._last_slots = self._all
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
         self._smooth = False  # every slot is the caller's, with a running or waiting episode: `step` may be short
@@ -180,6 +182,8 @@ class Fleet:
         if self._supervisor.pending:
             self._supervisor.raise_pending(got.tolist())
         state[got] = IDLE
+        got.flags.writeable = False
+        self._last_slots = got
         if len(got) == self.num_envs:
             self._smooth = not self._debug and bool((self.slab.head["started"] > 0).all())
         return self._batch(got, copy)
@@ -309,57 +313,6 @@ class Fleet:
         """The task behind an id of the column `task` (None for -1)."""
         return self._book.task_value(int(task))
 
-    # -- the envs' own interface --------------------------------------------------------------------------------
-
-    def call(self, name: str, *args: Any, slots: Sequence[int] | Slots | None = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each env (or read an attribute) through its wrappers; one result per slot."""
-        return self._call("call", name, args, kwargs, slots)
-
-    def get_attr(self, name: str, slots: Sequence[int] | Slots | None = None) -> tuple[Any, ...]:
-        """An attribute of each env."""
-        return self.call(name, slots=slots)
-
-    def set_attr(self, name: str, values: Any, slots: Sequence[int] | Slots | None = None) -> None:
-        """Set an attribute of each env: a list or tuple has one value per slot, anything else goes to all."""
-        each = per_slot("values", values, len(self._slots(slots)[0]))
-        self._call("call", "__set__", [(name, value) for value in each], {}, slots, each=True)
-
-    def render(self, slot: int = 0) -> Any:
-        """What `env.render()` of one slot gives."""
-        return self._call("render", "render", (), {}, [slot])[0]
-
-    def _call(self, phase: str, name: str, args: Any, kwargs: Any, slots: Any, each: bool = False) -> tuple[Any, ...]:
-        chosen, order = self._slots(slots)
-        out = chosen[self._book.state[chosen] == OUT]
-        if len(out):
-            raise SlotBusy(out.tolist(), f"recv() them before calling {name!r}")
-        if each and order is not None:
-            args = [args[i] for i in order]
-        self._backend.call(chosen.tolist(), phase, name, args, kwargs, each)
-        results: dict[int, Any] = {}
-        supervisor = self._supervisor
-        while len(results) < len(chosen):
-            results.update(self._backend.replies(supervisor.next_look_s()))
-            before = len(supervisor.faults)
-            finished = self._backend.wait(1, 0.0)
-            if finished:
-                supervisor.take(finished)
-            supervisor.look(force=True)
-            for fault in supervisor.faults[before:]:
-                if fault.slot in chosen and fault.slot not in results:
-                    raise fault.error()
-        for slot in chosen.tolist():
-            if isinstance(results[slot], Failure):
-                failure = results[slot]
-                record = supervisor._record(
-                    slot, "failed", phase, failure.summary, failure=failure, traceback=failure.traceback
-                )
-                error = record.error()
-                assert isinstance(error, EnvFailed)
-                raise error
-        ordered = chosen if order is None else chosen[np.argsort(order)]
-        return tuple(results[slot] for slot in ordered.tolist())
-
     # -- ending -------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = 4.0) -> None:
@@ -409,6 +362,8 @@ class Fleet:
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()
+        if slots is self._last_slots:
+            return self._last_slots, None  # our own array, read-only: what the last batch said
         return checked_slots(slots, self._all)
 
     def _refuse_unless_idle(self, slots: Slots) -> None:

@@ -25,6 +25,7 @@ class SlotTime:
     busy_s: float
     mean_s: float
     p99_s: float
+    evidence: int = 1_000_000  # measurements this rests on
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Verdict:
 
         The second condition keeps a slot out that met the operating system's other business more often than its share.
         """
-        timed = [slot for slot in self.slots if slot.steps and slot.mean_s > 0]
-        if len(timed) < 3:
+        timed = [slot for slot in self.slots if slot.steps and slot.evidence >= 5]
+        if not timed or len(self.slots) < 3:
             return None
         slowest = max(timed, key=lambda slot: slot.mean_s)
         middle = float(np.median([slot.mean_s for slot in self.slots if slot.steps]))
@@ -200,8 +201,10 @@ class Clock:
 
     @property
     def time_this_round(self) -> bool:
-        """Whether the slots of this round are to be timed one by one."""
-        return self.on and self.serial and self.rounds % 64 == 0
+        """Whether the slots of this round are to be timed one by one: early ones (but the first), then every 64th."""
+        if not self.on or not self.serial or self.rounds < 2:
+            return False
+        return self.rounds % 64 == 0 or self.rounds & (self.rounds - 1) == 0
 
     def timed(self, slot: int, seconds: float) -> None:
         """Count one step that was timed by itself."""
@@ -227,9 +230,10 @@ class Clock:
         steps = int(self.steps[slot])
         if self.serial:
             count = self._timed.count(slot)
-            mean = float(self._timed.total_s[slot]) / max(1, count)
+            # Without the worst: a single pause by the operating system must not make a straggler of few samples.
+            mean = float(self._timed.total_s[slot] - self._timed.max_s[slot]) / max(1, count - 1)
             worst = self._timed.percentile(99, slot) if count else 0.0
-            return SlotTime(slot, steps, mean * steps, mean, worst)
+            return SlotTime(slot, steps, mean * steps, mean, worst, count)
         busy = float(self.samples.busy[slot]) * SAMPLE_S
         calls = self.samples.calls
         # Calls nobody saw were shorter than the pause between two looks: rank 99 % among all steps, seen or
@@ -240,4 +244,4 @@ class Clock:
         worst = (
             calls.percentile(100.0 * rank / seen, slot) if seen and rank > 0 else min(SAMPLE_S, busy / max(1, steps))
         )
-        return SlotTime(slot, steps, busy, busy / max(1, steps), worst)
+        return SlotTime(slot, steps, busy, busy / max(1, steps), worst, int(self.samples.busy[slot]))

@@ -248,7 +248,7 @@ class Worker:
         try:
             self.pulse.enter(slot, phase)
             reply = cloudpickle.dumps(("called", slot, call_life(life, phase, name, args, kwargs)))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             reply = cloudpickle.dumps(("called", slot, Failure.of(error, phase)))
         finally:
             self.pulse.enter(-1, "idle")

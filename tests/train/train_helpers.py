@@ -146,3 +146,21 @@ class Fragile(gym.Env):
         if self.time == 13:
             raise RuntimeError("broken")
         return np.full(2, self.time / 20, np.float32), 1.0, self.time == self.limit, False, {}
+
+
+class WithLimit(gym.Env):
+    """Box actions, and episodes that end by truncation only."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.random(2).astype(np.float32)
+        self.time = 0
+        return self.place.copy(), {}
+
+    def step(self, action):
+        self.place += 0.1 * action
+        self.time += 1
+        return self.place.copy(), -float(np.square(self.place).sum()), False, self.time == 9, {}

@@ -80,8 +80,7 @@ def _step(run: SegmentRun, room: Tree, t: int, num_steps: int) -> None:
     for name, values in run.columns.items():
         segment.columns[name][t] = values
     batch = fleet.step(answer.actions, copy=False)
-    head = batch._head
-    if (head["status"] != READY).any() or not head["scored"].all() or run.max_steps is not None:
+    if (batch.status != READY).any() or not batch.scored.all() or run.max_steps is not None:
         run.obs = tree_map(np.array, obs)  # a copy of its own: it is written into
         run.at[:] = t
         run._take(fleet._batch(slots, True))
@@ -92,11 +91,10 @@ def _step(run: SegmentRun, room: Tree, t: int, num_steps: int) -> None:
 
 def _take(run: SegmentRun, segment: Segment, room: Tree, t: int, batch: Any) -> None:
     """What `SegmentRun._take` does, for a row in which every slot made a transition."""
-    head = batch._head
-    reward = head["reward"][:, 0]
+    reward = batch.reward
     segment.reward[t] = reward
-    segment.terminated[t] = head["terminated"][:, 0]
-    segment.truncated[t] = head["truncated"][:, 0]
+    segment.terminated[t] = batch.terminated
+    segment.truncated[t] = batch.truncated
     segment.scored[t] = True
     segment.episode[t] = run.episode
     segment.step[t] = run.step

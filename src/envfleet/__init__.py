@@ -27,6 +27,28 @@ _WHERE = {
     "episode_seed": "seeding",
     **dict.fromkeys(
         (
+            "AgentFailed",
+            "AsyncParallelExecutor",
+            "BatchedPolicy",
+            "Collector",
+            "Ledger",
+            "ParallelEnvironmentExecutor",
+            "ParallelRolloutCollector",
+            "Rollout",
+            "Rollouts",
+            "RolloutFailed",
+            "RolloutsFailed",
+            "Segment",
+            "Stats",
+            "ThreadSafeAgent",
+        ),
+        "rollout",
+    ),
+    **dict.fromkeys(
+        ("AsyncEnvClient", "CapacityReached", "HttpEnvClient", "OpenEnvGymnasiumWrapper", "serve"), "remote"
+    ),
+    **dict.fromkeys(
+        (
             "FleetError",
             "BadArgument",
             "NotPicklable",
@@ -77,7 +99,13 @@ if TYPE_CHECKING:
     from envfleet.supervise.faults import Fault as Fault
 
 
+#: Parts one reaches as attributes, without importing them first.
+_PARTS = ("adapters", "envs", "remote", "rollout", "testing", "train")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"envfleet.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'envfleet' has no attribute {name!r}")
 

@@ -114,25 +114,26 @@ class SlotLife:
 
     def take_step(self, result: Any) -> Calls:
         """Write what a step returned, and begin the next episode if it ended one."""
-        # The head is written last: if anything before it fails, the row still tells of the last good transition.
+        # The head is written last and `obs` before it: if any part of the result is bad, the row still tells of the
+        # last good transition.
         slot = self.slot
         obs, reward, terminated, truncated, info = _unpack(result, 5, "step")
         terminated, truncated, reward, info = bool(terminated), bool(truncated), _number(reward), _checked_info(info)
         step, ep_return = int(self._now_length[slot]), self._now_return[slot, 0] + reward
         episode, task, seed = self._started[slot] - 1, self._now_task[slot], self._now_seed[slot]
         if not (terminated or truncated):
-            self.write_obs(obs, "obs")
-            self._write_columns(info)
             self.info = self.keep(info) if info else None
+            self._write_columns(info)
+            self.write_obs(obs, "obs")
         elif self.on_end == "reset":
             self.write_obs(obs, "final_obs")
             self.final_info = self.keep(info) if info else None
             self.info = yield from self._reset_env()
         else:
+            self.info = self.keep(info) if info else None
+            self._write_columns(info)
             self.write_obs(obs, "final_obs")
             self.write_obs(obs, "obs")
-            self._write_columns(info)
-            self.info = self.keep(info) if info else None
             self._active[slot, 0] = False
             self._waiting[slot] = True
         if not ((terminated or truncated) and self.on_end == "reset"):
@@ -170,6 +171,7 @@ class SlotLife:
         slot = self.slot
         seed, task = int(self._next_seed[slot]), int(self._next_task[slot])
         self._next_seed[slot] = -1
+        self._now_task[slot], self._now_seed[slot] = task, seed  # before the call: a fault in it names them
         kwargs: dict[str, Any] = {} if seed < 0 else {"seed": seed}
         options, self.options = self.options, None
         if task >= 0:
@@ -191,14 +193,14 @@ class SlotLife:
         slot = self.slot
         obs, info = _unpack(result, 2, "reset")
         info = _checked_info(info)
-        self.write_obs(obs, "obs")
+        self.info = self.keep(info) if info else None
         self._write_columns(info)
+        self.write_obs(obs, "obs")
         self._now_task[slot], self._now_seed[slot] = task, seed
         self._now_length[slot], self._now_return[slot, 0] = 0, 0.0
         self._started[slot] += 1
         self._active[slot, 0] = True
         self._waiting[slot] = False
-        self.info = self.keep(info) if info else None
         return self.info
 
     def fail(self, error: BaseException) -> None:
@@ -280,12 +282,15 @@ class SlotLife:
         arrays = self._obs if kind == "obs" else self._final_obs
         values = scatter(self._obs_leaves, obs)
         try:
-            checked = [fits(leaf, value) if leaf.is_column else value for leaf, value in zip(self._obs_leaves, values)]
+            checked = [
+                fits(leaf, value) if leaf.is_column else self.keep(value)
+                for leaf, value in zip(self._obs_leaves, values)
+            ]
         except (ValueError, TypeError) as error:
             raise type(error)(f"the observation of {self.phase}() has {error}") from None
         for i, (array, value) in enumerate(zip(arrays, checked)):
             if array is None:
-                self.slab.mail[kind][i][slot] = self.keep(value)
+                self.slab.mail[kind][i][slot] = value
             else:
                 array[slot, 0] = value
 
@@ -325,23 +330,25 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
     Returns False when the calls failed (the row is then a FAULT row) or were given up.
     """
     life.phase = phase
+    result: Any = None
     try:
-        phase, function, args, kwargs = next(calls)
         while True:
+            # Around the generator only: a StopIteration of the env (its data ran out) is a failure like any other.
+            try:
+                phase, function, args, kwargs = calls.send(result)
+            except StopIteration:
+                return True
             life.phase = phase
             enter(life.slot, phase)
             result = function(*args, **kwargs)
             if life.abandoned:
                 return False
-            phase, function, args, kwargs = calls.send(result)
-    except StopIteration:
-        return True
-    except (Exception, SystemExit) as error:
-        life.fail(error)
-        return False
-    except BaseException as error:  # KeyboardInterrupt: the slot's env is in an unknown state, the caller decides
+    except KeyboardInterrupt as error:  # the slot's env is in an unknown state, the caller decides
         life.fail(error)
         raise
+    except BaseException as error:
+        life.fail(error)
+        return False
     finally:
         life.phase = "idle"
         enter(-1, "idle")

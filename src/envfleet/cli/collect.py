@@ -1,0 +1,162 @@
+"""`envfleet collect ENV --out DIR`: episodes into a dataset that a kill cannot spoil and the same command continues."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from envfleet.errors import BackendMissing, BadArgument
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Declare the command's arguments."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "collect",
+        help="collect episodes into a dataset",
+        description="Collects episodes of an environment into a directory. Every finished episode is safe on disk; after "
+        "an interruption the same command completes the dataset without duplicates. Which episodes there are depends on "
+        "the seed alone, not on --num-envs, --backend, --workers or --mode.",
+    )
+    parser.add_argument("env", help="a Gymnasium id")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the dataset directory")
+    parser.add_argument("--episodes", type=int, default=1000, help="episodes in the dataset (default: 1000)")
+    parser.add_argument("--num-envs", type=int, default=8, help="environments run at once (default: 8)")
+    parser.add_argument(
+        "--policy",
+        default="random",
+        help="'random' (default), a run folder or checkpoint file of `envfleet train`, or MODULE:NAME of a batched policy",
+    )
+    parser.add_argument(
+        "--sample", action="store_true", help="checkpoint: draw actions instead of taking the likeliest"
+    )
+    parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="default: parquet")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run (default: 0)")
+    parser.add_argument("--backend", default="auto", help="serial, thread, aio, pipe, shm … (default: auto)")
+    parser.add_argument("--workers", type=int, help="worker processes or threads (default: what the backend takes)")
+    parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="default: sync")
+    parser.add_argument("--max-steps", type=int, help="cut episodes off after so many steps")
+    parser.add_argument("--max-retries", type=int, default=2, help="begin an episode again after a fault (default: 2)")
+    parser.add_argument("--infos", action="store_true", help="store the info dicts too")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect what is missing; 1 when some episodes failed for good."""
+    from envfleet.rollout.parquet import DatasetWriter
+
+    if args.episodes < 1 or args.num_envs < 1:
+        raise BadArgument("--episodes and --num-envs must be at least 1")
+    if args.format == "minari" and _has_minari(args.out):
+        print(f"{args.out} is a complete Minari dataset already")
+        return 0
+    about = {
+        "env": args.env,
+        "seed": args.seed,
+        "policy": args.policy,
+        "sample": args.sample,
+        "max_steps": args.max_steps,
+        "infos": args.infos,
+    }
+    # Minari's HDF5 file does not survive a kill: episodes go to Parquet first and are converted when all are there.
+    place = args.out / "_parts" if args.format == "minari" else args.out
+    with DatasetWriter(place, run=about, resume=True) as writer:
+        if writer.ids:
+            print(f"{len(writer.ids)} of {args.episodes} episodes are there already", flush=True)
+        spaces = _collect(args, writer)
+        missing = args.episodes - sum(number < args.episodes for number in writer.ids)
+    if args.format == "minari" and not missing:
+        _to_minari(args, place, spaces)
+    where = f"{args.episodes - missing} episodes in {args.out}"
+    print(f"{where}; {missing} failed: the same command tries them again" if missing else where)
+    return 1 if missing else 0
+
+
+def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
+    from envfleet.making import make
+    from envfleet.rollout.collector import Collector
+
+    workers = {} if args.workers is None else {"num_workers": args.workers}
+    with make(_env(args.env), args.num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:
+        spaces = (fleet.single_observation_space, fleet.single_action_space)
+        if all(number in writer.ids for number in range(args.episodes)):
+            return spaces
+        print(f"{args.env}: {fleet.plan}", flush=True)
+        policy = _policy(args, fleet)
+        collector = Collector(
+            fleet,
+            policy,
+            seed=args.seed,
+            mode=args.mode,
+            random_actions=policy is None,
+            max_steps=args.max_steps,
+            max_retries=args.max_retries,
+            keep_infos=args.infos,
+            env_name=args.env,
+        )
+        for rollout in collector.episodes(args.episodes, skip=writer.ids, progress=True):
+            writer.add(rollout)
+        print(collector.stats())
+        print(f"ledger: {collector.ledger}")
+        print(f"verdict: {collector.verdict().sentence}")
+    return spaces
+
+
+def _env(name: str) -> Any:
+    """An environment of ours by its short name, where there is such a list; else a Gymnasium id."""
+    if importlib.util.find_spec("envfleet.envs.names") is None:
+        return name
+    return importlib.import_module("envfleet.envs.names").resolve_env(name)
+
+
+def _policy(args: argparse.Namespace, fleet: Any) -> Any:
+    if args.policy == "random":
+        return None
+    if Path(args.policy).exists():
+        try:
+            agent = importlib.import_module("envfleet.train.agent").load_agent(args.policy)
+        except ImportError as missing:
+            raise BackendMissing("checkpoints", extra="train") from missing
+        return agent.policy(fleet.num_envs, deterministic=not args.sample, seed=args.seed)
+    module, colon, name = args.policy.partition(":")
+    if not colon:
+        raise BadArgument(f"--policy {args.policy!r}: give 'random', an existing checkpoint, or MODULE:NAME")
+    sys.path.insert(0, "")  # as `python -m` would: modules of the current directory
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadArgument(f"--policy {args.policy!r}: {error}") from error
+
+
+def _has_minari(directory: Path) -> bool:
+    from envfleet.rollout.minari_format import find_minari
+
+    return directory.is_dir() and find_minari(directory) is not None
+
+
+def _to_minari(args: argparse.Namespace, parts: Path, spaces: tuple[Any, Any]) -> None:
+    from envfleet.rollout.episode import Rollouts
+    from envfleet.rollout.minari_format import save_minari
+
+    name = "".join(char if char.isalnum() or char in "_-" else "-" for char in args.env.split(":")[-1])
+    making = args.out / "_minari"
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir()
+    save_minari(
+        Rollouts.load(parts)[: args.episodes],
+        making,
+        dataset_id=f"{name.rsplit('-v', 1)[0]}/{Path(args.policy).stem.replace(':', '-')}-v0",
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        algorithm_name=args.policy,
+        description=f"{args.episodes} episodes of {args.env}, collected by envfleet with seed {args.seed}",
+    )
+    for made in making.iterdir():
+        made.rename(args.out / made.name)
+    making.rmdir()
+    shutil.rmtree(parts)

@@ -1,0 +1,247 @@
+"""Where a collector's time goes: policy, environments, waiting for the slowest, moving data. And what to do about it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.rollout.stats import LatencyHistogram
+
+SAMPLE_S = 0.005  # a look costs some 10 µs, so looking takes a fifth of a percent
+
+
+@dataclass(frozen=True)
+class SlotTime:
+    """One slot's share: how long its environment worked, per step and at worst."""
+
+    slot: int
+    steps: int
+    busy_s: float
+    mean_s: float
+    p99_s: float
+    evidence: int = 1_000_000  # measurements this rests on
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Where the time went, and one sentence on what to do.
+
+    Example:
+        >>> verdict = Verdict({"policy": 7.0, "env": 2.0, "slowest": 0.5, "transfer": 0.5}, [], num_workers=2)
+        >>> verdict.sentence
+        'policy-bound: 70 % of the time goes to the policy: batch it, make it smaller, or use mode="overlap"'
+    """
+
+    seconds: dict[str, float]  # policy, env, slowest, transfer
+    slots: list[SlotTime]
+    num_workers: int = 1
+    mode: str = "sync"
+
+    @property
+    def total_s(self) -> float:
+        """All of the collector's time."""
+        return sum(self.seconds.values())
+
+    def share(self, part: str) -> float:
+        """Fraction of the time that went to a part."""
+        return self.seconds[part] / self.total_s if self.total_s > 0 else 0.0
+
+    @property
+    def straggler(self) -> SlotTime | None:
+        """A slot that takes three times as long a step as the middle one, and a quarter of the time for itself.
+
+        The second condition keeps a slot out that met the operating system's other business more often than its share.
+        """
+        timed = [slot for slot in self.slots if slot.steps and slot.evidence >= 5]
+        if not timed or len(self.slots) < 3:
+            return None
+        slowest = max(timed, key=lambda slot: slot.mean_s)
+        middle = float(np.median([slot.mean_s for slot in self.slots if slot.steps]))
+        weighs = slowest.busy_s > 0.25 * self.total_s
+        return slowest if weighs and slowest.mean_s > 3.0 * middle else None
+
+    @property
+    def sentence(self) -> str:
+        """What holds the collection back, and the next move."""
+        percent = {part: f"{100 * self.share(part):.0f} %" for part in self.seconds}
+        straggler = self.straggler
+        if self.total_s == 0:
+            return "nothing was collected yet"
+        if self.share("policy") >= 0.5:
+            return (
+                f"policy-bound: {percent['policy']} of the time goes to the policy: "
+                'batch it, make it smaller, or use mode="overlap"'
+            )
+        if straggler is not None and self.share("slowest") + self.share("env") > 0.3:
+            return (
+                f"one straggler: slot {straggler.slot} p99 {1e3 * straggler.p99_s:.3g} ms, mean "
+                f'{1e3 * straggler.mean_s:.3g} ms a step: use mode="async", or look at what its environment does'
+            )
+        if self.share("slowest") >= 0.3:
+            remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
+            return f"uneven: {percent['slowest']} of the time workers wait for the slowest: {remedy}"
+        if self.share("env") >= 0.5:
+            return (
+                f"env-bound: {percent['env']} of the time the environments work: more workers, or a faster environment"
+            )
+        return (
+            f"overhead-bound: {percent['transfer']} of the time goes to moving data: more environments a worker, "
+            'or backend="serial"'
+        )
+
+    def __str__(self) -> str:
+        parts = "  ".join(f"{part} {100 * self.share(part):.0f} %" for part in self.seconds)
+        lines = [self.sentence, f"{parts}  ({self.total_s:.3g} s)"]
+        if self.slots:
+            lines.append(f"{'slot':>5} {'steps':>9} {'busy s':>9} {'mean ms':>9} {'p99 ms':>9}")
+            for slot in sorted(self.slots, key=lambda slot: -slot.busy_s)[:8]:
+                mean, worst = f"{1e3 * slot.mean_s:9.3g}", f"{1e3 * slot.p99_s:9.3g}"
+                lines.append(f"{slot.slot:>5} {slot.steps:>9} {slot.busy_s:>9.3g} {mean} {worst}")
+        return "\n".join(lines)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        parts = "  ".join(f"{part} {100 * self.share(part):.0f} %" for part in self.seconds)
+        table = Table("slot", "steps", "busy s", "mean ms", "p99 ms", title=self.sentence, caption=parts)
+        for slot in sorted(self.slots, key=lambda slot: -slot.busy_s)[:16]:
+            numbers = (f"{slot.busy_s:.3g}", f"{1e3 * slot.mean_s:.3g}", f"{1e3 * slot.p99_s:.3g}")
+            table.add_row(str(slot.slot), str(slot.steps), *numbers)
+        return table
+
+
+@dataclass
+class _Samples:
+    """What the looks at the workers saw; shared with the sampling thread, which knows nothing else."""
+
+    pulses: Any
+    num_workers: int
+    busy: npt.NDArray[np.int64]  # [slot] looks that found a worker in this slot
+    calls: LatencyHistogram  # per slot: how long a call had lasted when last seen
+    looks: int = 0
+    waiting_looks: int = 0  # looks while the collector waited for the fleet
+    handing_looks: int = 0  # of those: no worker was at work, so rows were on their way
+    waiting_busy: int = 0  # workers at work, summed over the others
+    waiting: bool = False
+    paused: bool = False  # the caller has the word: whatever workers do then is not our waiting
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def look(self, seen: dict[int, tuple[int, float, float]]) -> None:
+        now = time.monotonic()
+        self.looks += 1
+        waiting = self.waiting
+        self.waiting_looks += waiting
+        at_work = 0
+        for worker, pulse in enumerate(self.pulses()):
+            slot, _, since = pulse.read()
+            before = seen.get(worker)
+            if before is not None and (before[0], before[1]) != (slot, since):
+                self.calls.add([before[2]], before[0])  # that call is over: keep how long it was seen to last
+                del seen[worker]
+            if slot >= 0:
+                self.busy[slot] += 1
+                at_work += 1
+                seen[worker] = (slot, since, now - since)
+        if waiting:
+            self.handing_looks += at_work == 0
+            self.waiting_busy += at_work
+
+
+def _sample(samples: _Samples) -> None:
+    seen: dict[int, tuple[int, float, float]] = {}
+    while not samples.stop.wait(SAMPLE_S):
+        if not samples.paused:
+            samples.look(seen)
+
+
+class Clock:
+    """The stopwatch of one collector: adds up its own phases, and looks at the workers now and then.
+
+    Workers publish which slot they are in and since when. A thread looks there every 5 ms while something
+    is being collected; on the serial backend, which has no workers, every 64th round is sent slot by slot
+    and timed.
+    """
+
+    def __init__(self, fleet: Any, on: bool = True, mode: str = "sync") -> None:
+        self.on, self.mode = on, mode
+        self.policy_s = self.send_s = self.wait_s = self.book_s = 0.0
+        self.rounds = 0
+        self.steps = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
+        backend = fleet._backend
+        self.serial = fleet.plan.backend == "serial"
+        self._timed = LatencyHistogram(fleet.num_envs)  # serial only
+        self.samples = _Samples(
+            pulses=lambda: backend.pulses,
+            num_workers=max(1, fleet.plan.num_workers),
+            busy=np.zeros(fleet.num_envs, dtype=np.int64),
+            calls=LatencyHistogram(fleet.num_envs),
+        )
+        self._thread: threading.Thread | None = None
+        weakref.finalize(self, self.samples.stop.set)
+
+    def start(self) -> None:
+        """Begin to look; while nothing is collected nobody looks."""
+        if self.on and not self.serial and self._thread is None:
+            self.samples.stop.clear()
+            self._thread = threading.Thread(target=_sample, args=(self.samples,), name="envfleet-clock", daemon=True)
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Stop looking."""
+        if self._thread is not None:
+            self.samples.stop.set()
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def time_this_round(self) -> bool:
+        """Whether the slots of this round are to be timed one by one: early ones (but the first), then every 64th."""
+        if not self.on or not self.serial or self.rounds < 2:
+            return False
+        return self.rounds % 64 == 0 or self.rounds & (self.rounds - 1) == 0
+
+    def timed(self, slot: int, seconds: float) -> None:
+        """Count one step that was timed by itself."""
+        self._timed.add([seconds], slot)
+
+    def verdict(self) -> Verdict:
+        """What was measured so far."""
+        samples = self.samples
+        if self.serial:
+            env, slowest = self.send_s + self.wait_s, 0.0
+            transfer = self.book_s
+        else:
+            looks = max(1, samples.waiting_looks)
+            handing = samples.handing_looks / looks
+            working = samples.waiting_busy / (looks * samples.num_workers)
+            env, slowest = self.wait_s * working, self.wait_s * max(0.0, 1.0 - handing - working)
+            transfer = self.send_s + self.book_s + self.wait_s * handing
+        seconds = {"policy": self.policy_s, "env": env, "slowest": slowest, "transfer": transfer}
+        slots = [self._slot(slot) for slot in range(len(self.steps))] if self.on else []
+        return Verdict(seconds, slots, samples.num_workers, self.mode)
+
+    def _slot(self, slot: int) -> SlotTime:
+        steps = int(self.steps[slot])
+        if self.serial:
+            count = self._timed.count(slot)
+            # Without the worst: a single pause by the operating system must not make a straggler of few samples.
+            mean = float(self._timed.total_s[slot] - self._timed.max_s[slot]) / max(1, count - 1)
+            worst = self._timed.percentile(99, slot) if count else 0.0
+            return SlotTime(slot, steps, mean * steps, mean, worst, count)
+        busy = float(self.samples.busy[slot]) * SAMPLE_S
+        calls = self.samples.calls
+        # Calls nobody saw were shorter than the pause between two looks: rank 99 % among all steps, seen or
+        # not.
+        seen = calls.count(slot)
+        unseen = max(0, steps - seen)
+        rank = 0.99 * (unseen + seen) - unseen
+        worst = (
+            calls.percentile(100.0 * rank / seen, slot) if seen and rank > 0 else min(SAMPLE_S, busy / max(1, steps))
+        )
+        return SlotTime(slot, steps, busy, busy / max(1, steps), worst, int(self.samples.busy[slot]))

@@ -1,0 +1,209 @@
+"""`Collector`: episodes and segments from a fleet and a policy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from typing import Any, Literal
+
+from envfleet.errors import BadArgument
+from envfleet.fleet import Fleet
+from envfleet.rollout.clock import Clock, Verdict
+from envfleet.rollout.engine import Engine, Mode
+from envfleet.rollout.episode import Rollout, Rollouts
+from envfleet.rollout.episodes import EpisodeRun
+from envfleet.rollout.ledger import Ledger
+from envfleet.rollout.progress import with_progress
+from envfleet.rollout.segment import Segment
+from envfleet.rollout.segments import SegmentRun
+from envfleet.rollout.stats import Stats, StatsBuilder, Stopwatch
+from envfleet.rollout.tickets import TicketOffice, numbers_for, task_source
+
+
+class Collector:
+    """Collect episodes or segments from a fleet, on any backend.
+
+    The policy is a callable `policy(obs) -> actions` over a batch, or an object with `act(ask)` that is
+    given an `Ask` (slots, episode, step, declared columns, reproducible random numbers). Either may return
+    `(actions, {"logprob": …})`; the arrays are kept beside the actions. Its attribute `version`, if it has
+    one, is written to every step.
+
+    Args:
+        fleet: from `envfleet.make`; stays the caller's to close.
+        policy: see above; not needed with `random_actions=True`.
+        seed: of the run: every episode's seed is spawned from it and its ticket.
+        mode: "sync", "overlap" (two halves take turns) or "async" (whatever is ready).
+        at_least: async: how many slots to answer at once (default: a quarter of them).
+        tasks: a callable ticket → task, or a sequence to deal out in turn.
+        max_steps: cut episodes off (truncated) after so many steps.
+        max_retries: begin an episode again, same seed, after a fault (needs a fleet with on_fault="restart").
+        random_actions: ignore the policy.
+        warmup_steps: random actions for the first so many steps, spread over the slots.
+        max_ahead: how many tickets fast slots may run ahead of the oldest unfinished one.
+        keep_infos: store the info dicts.
+        env_name: what rollouts are called (default: the id of the environment).
+        timing: measure for `verdict()`.
+
+    Example:
+        >>> import envfleet as ef
+        >>> with ef.make("CartPole-v1", num_envs=4, backend="serial") as fleet:
+        ...     collector = Collector(fleet, random_actions=True, seed=0)
+        ...     rollouts = collector.collect(10)
+        >>> len(rollouts), collector.ledger.used
+        (10, 10)
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy: Any = None,
+        *,
+        seed: int = 0,
+        mode: Mode = "sync",
+        at_least: int | None = None,
+        tasks: Any = None,
+        max_steps: int | None = None,
+        max_retries: int = 2,
+        random_actions: bool = False,
+        warmup_steps: int = 0,
+        max_ahead: int | None = None,
+        keep_infos: bool = False,
+        env_name: str | None = None,
+        timing: bool = True,
+    ) -> None:
+        if policy is None and not random_actions:
+            raise BadArgument("give a policy, or random_actions=True")
+        if policy is not None and not callable(policy) and not callable(getattr(policy, "act", None)):
+            raise BadArgument(f"the policy must be callable or have act(ask), got {policy!r}")
+        for name, value, least in (("max_steps", max_steps, 1), ("at_least", at_least, 1), ("max_ahead", max_ahead, 1)):
+            if value is not None and value < least:
+                raise BadArgument(f"{name}={value}: give {least} or more")
+        self.fleet = fleet
+        self.seed = seed
+        self.ledger = Ledger()
+        self.max_steps, self.max_retries, self.keep_infos = max_steps, max_retries, keep_infos
+        self.max_ahead = max(64, 4 * fleet.num_envs) if max_ahead is None else max(max_ahead, fleet.num_envs)
+        self.env_name = _name_of(fleet) if env_name is None else env_name
+        self._tasks = task_source(tasks)
+        self._clock = Clock(fleet, timing, mode)
+        self._engine = Engine(fleet, policy, mode, at_least, seed, warmup_steps, self._clock)
+        if random_actions:
+            self._engine.policy = self._engine.random
+        self._stats = StatsBuilder()
+        self._watch: Stopwatch | None = None
+        self._seconds = 0.0
+        self._next_ticket = 0
+        self._segments: SegmentRun | None = None
+
+    @property
+    def policy(self) -> Any:
+        """Who answers; may be replaced between two calls."""
+        return self._engine.policy
+
+    @policy.setter
+    def policy(self, policy: Any) -> None:
+        self._engine.policy = policy
+
+    def episodes(
+        self,
+        num_episodes: int | None = None,
+        *,
+        num_steps: int | None = None,
+        skip: Collection[int] = (),
+        order: Literal["ticket", "finish"] = "ticket",
+        yield_failed: bool = False,
+        progress: bool = False,
+    ) -> Iterator[Rollout]:
+        """Yield complete episodes as they come, until so many episodes, or so many steps, were yielded.
+
+        `order="ticket"` yields them in the order of their tickets: whatever the caller takes of them is
+        unbiased. `order="finish"` yields each at once; then only the complete set is. `skip` leaves tickets
+        out that are done already (to continue a dataset). Numbering goes on from call to call.
+        """
+        if num_episodes is None and num_steps is None:
+            raise BadArgument("say how many: episodes(1000), or episodes(num_steps=10_000)")
+        if order not in ("ticket", "finish"):
+            raise BadArgument(f"order={order!r}: choose 'ticket' or 'finish'")
+        numbers = numbers_for(self._next_ticket, num_episodes, skip)
+        stream = self._episodes(numbers, num_steps, order == "ticket", yield_failed)
+        total = None if isinstance(numbers, itertools.count) else len(numbers)
+        return with_progress(stream, total, num_steps) if progress else stream
+
+    def _episodes(self, numbers: Any, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
+        self._drop_segments()
+        before = self.ledger.copy()
+        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self._tasks)
+        run = EpisodeRun(
+            self._engine,
+            office,
+            self.ledger,
+            env_name=self.env_name,
+            max_steps=self.max_steps,
+            max_retries=self.max_retries,
+            max_ahead=self.max_ahead,
+            ordered=ordered,
+            yield_failed=yield_failed,
+            keep_infos=self.keep_infos,
+        )
+        steps = 0
+        watch = Stopwatch()
+        self._clock.start()
+        stream = iter(run)
+        try:
+            for rollout in stream:
+                self._stats.add(rollout)
+                self._next_ticket = max(self._next_ticket, rollout.episode + 1)
+                steps += len(rollout)
+                yield rollout
+                if num_steps is not None and steps >= num_steps:
+                    break
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+            self._clock.pause()
+            self._seconds += watch.seconds
+        if office.total is not None and len(numbers):
+            self._next_ticket = max(self._next_ticket, numbers[-1] + 1)
+        self.ledger.warn_if_lost(before)
+
+    def collect(
+        self, num_episodes: int | None = None, *, num_steps: int | None = None, progress: bool = False
+    ) -> Rollouts:
+        """The same as a list, in ticket order."""
+        return Rollouts(self.episodes(num_episodes, num_steps=num_steps, progress=progress))
+
+    def segment(self, num_steps: int) -> Segment:
+        """The next `num_steps` steps of every slot as [T, B] arrays; episodes go on from segment to segment."""
+        if num_steps < 1:
+            raise BadArgument(f"num_steps={num_steps}: give 1 or more")
+        if self._segments is None:
+            self._segments = SegmentRun(
+                self._engine, self.ledger, self._tasks, self.max_steps, self._stats, self.env_name
+            )
+        watch = Stopwatch()
+        self._clock.start()
+        try:
+            return self._segments.collect(num_steps)
+        except BaseException:
+            self._drop_segments()
+            raise
+        finally:
+            self._clock.pause()
+            self._seconds += watch.seconds
+
+    def _drop_segments(self) -> None:
+        if self._segments is not None:
+            self._segments.give_up()
+            self._segments = None
+
+    def stats(self) -> Stats:
+        """Statistics of all episodes so far (of segments: those that ended)."""
+        return self._stats.stats(self._seconds or None)
+
+    def verdict(self) -> Verdict:
+        """Where the time went, slot by slot, and one sentence on what to do about it."""
+        return self._clock.verdict()
+
+
+def _name_of(fleet: Fleet) -> str:
+    spec = getattr(fleet, "spec", None)
+    return str(getattr(spec, "id", "") or "env")

@@ -1,0 +1,89 @@
+"""The ledger: every episode that was started ends in exactly one bin, with a reason, and the counts add up."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+
+from envfleet.rollout.errors import LedgerWarning
+
+
+@dataclass
+class Ledger:
+    """started = used + dropped + failed + in flight, at any moment.
+
+    An attempt counts: an episode that failed and was begun again was started twice and failed once. Only
+    counts are kept, so the ledger of a billion episodes is as small as that of ten.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> for _ in range(3):
+        ...     ledger.start()
+        >>> ledger.use()
+        >>> ledger.fail("lost in step")
+        >>> print(ledger)
+        started 3 = used 1 + dropped 0 + failed 1 + in flight 1 (failed: 1 lost in step)
+    """
+
+    started: int = 0
+    used: int = 0
+    retried: int = 0  # of the failed: those that were begun again
+    dropped: Counter[str] = field(default_factory=Counter)  # reason → count
+    failed: Counter[str] = field(default_factory=Counter)  # reason → count
+
+    def start(self, count: int = 1) -> None:
+        """Count episodes that begin."""
+        self.started += count
+
+    def use(self, count: int = 1) -> None:
+        """Count episodes that were handed to the caller complete."""
+        self.used += count
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count episodes that were given up though nothing was wrong with them."""
+        if count:
+            self.dropped[reason] += count
+
+    def fail(self, reason: str, retried: bool = False) -> None:
+        """Count an episode that its environment did not finish."""
+        self.failed[reason] += 1
+        self.retried += retried
+
+    @property
+    def in_flight(self) -> int:
+        """Episodes that run, or are complete and not yet handed over."""
+        return self.started - self.used - self.dropped.total() - self.failed.total()
+
+    @property
+    def lost(self) -> int:
+        """Failed episodes that nobody began again: what the caller will not get."""
+        return self.failed.total() - self.retried
+
+    def copy(self) -> Ledger:
+        """A snapshot."""
+        return Ledger(self.started, self.used, self.retried, Counter(self.dropped), Counter(self.failed))
+
+    def __str__(self) -> str:
+        reasons = [
+            f"{name}: " + ", ".join(f"{count} {reason}" for reason, count in bin_.most_common())
+            for name, bin_ in (("dropped", self.dropped), ("failed", self.failed))
+            if bin_
+        ]
+        if self.retried:
+            reasons.append(f"{self.retried} of the failed were begun again")
+        told = f" ({'; '.join(reasons)})" if reasons else ""
+        return (
+            f"started {self.started} = used {self.used} + dropped {self.dropped.total()} "
+            f"+ failed {self.failed.total()} + in flight {self.in_flight}{told}"
+        )
+
+    def warn_if_lost(self, before: Ledger) -> None:
+        """Warn when, since `before`, the caller got other episodes than were begun for it."""
+        lost = self.lost - before.lost
+        if lost:
+            warnings.warn(
+                f"{lost} episodes failed and are missing from what was returned, which may bias it: {self}",
+                LedgerWarning,
+                stacklevel=3,
+            )

@@ -1,0 +1,121 @@
+"""Request throttling per client or per server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from envfleet.errors import BadArgument
+
+
+def server_of(client: Any) -> Hashable:
+    """Name what a client talks to: its address when it shows one, else the client itself."""
+    for name in ("base_url", "server_url", "url"):
+        address = getattr(client, name, None)
+        if isinstance(address, str):
+            return address
+    return id(client)
+
+
+class Throttle:
+    """At most `max_rate` requests a second and `max_in_flight` at once, for every server apart.
+
+    Example:
+        >>> throttle = Throttle(max_rate=1000.0, max_in_flight=2)
+        >>> with throttle.request("http://localhost:8000"):
+        ...     pass
+    """
+
+    def __init__(
+        self,
+        max_rate: float | None = None,
+        max_in_flight: int | None = None,
+        key: Callable[[Any], Hashable] = server_of,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_rate is not None and max_rate <= 0:
+            raise BadArgument(f"max_rate must be positive, got {max_rate}")
+        if max_in_flight is not None and max_in_flight < 1:
+            raise BadArgument(f"max_in_flight must be at least 1, got {max_in_flight}")
+        self.max_rate, self.max_in_flight = max_rate, max_in_flight
+        self._key, self._clock = key, clock
+        self._lock = threading.Lock()
+        self._next_start: dict[Hashable, float] = {}
+        self._in_flight: dict[Hashable, int] = {}
+        self._queues: dict[Hashable, deque[Future[None]]] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any limit."""
+        return self.max_rate is not None or self.max_in_flight is not None
+
+    @contextmanager
+    def request(self, client: Any) -> Iterator[None]:
+        """Wait for a turn, hold it for the length of the block."""
+        key = self._key(client)
+        turn = self._enter(key)
+        if turn is not None:
+            turn.result()
+        try:
+            delay = self.delay(key)
+            if delay > 0:
+                time.sleep(delay)
+            yield
+        finally:
+            self._leave(key)
+
+    @asynccontextmanager
+    async def request_async(self, client: Any) -> AsyncIterator[None]:
+        """The same without blocking the event loop; both kinds count together."""
+        key = self._key(client)
+        turn = self._enter(key)
+        if turn is not None:
+            await asyncio.wrap_future(turn)
+        try:
+            delay = self.delay(key)
+            if delay > 0:
+                await asyncio.sleep(delay)
+            yield
+        finally:
+            self._leave(key)
+
+    def delay(self, key: Hashable) -> float:
+        """Reserve the next start at this server and return how many seconds away it is."""
+        if self.max_rate is None:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._next_start.get(key, now))
+            self._next_start[key] = start + 1.0 / self.max_rate
+            return start - now
+
+    def _enter(self, key: Hashable) -> Future[None] | None:
+        """Take a place, or return a future that is done when a place was handed over."""
+        if self.max_in_flight is None:
+            return None
+        with self._lock:
+            count = self._in_flight.get(key, 0)
+            if count < self.max_in_flight:
+                self._in_flight[key] = count + 1
+                return None
+            turn: Future[None] = Future()
+            self._queues.setdefault(key, deque()).append(turn)
+            return turn
+
+    def _leave(self, key: Hashable) -> None:
+        if self.max_in_flight is None:
+            return
+        with self._lock:
+            queue = self._queues.get(key)
+            while queue:
+                turn = queue.popleft()
+                if turn.set_running_or_notify_cancel():  # a cancelled waiter gave up its turn
+                    turn.set_result(None)
+                    return
+            self._in_flight[key] -= 1

@@ -1,0 +1,116 @@
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from rollout_helpers import Counter
+
+from envfleet.errors import BadArgument, NotPicklable
+from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerDied
+
+
+def factory(length, **kwargs):
+    import cloudpickle
+    import rollout_helpers
+
+    cloudpickle.register_pickle_by_value(rollout_helpers)
+    return lambda: Counter(length, **kwargs)
+
+
+def agent(obs, done):
+    return int(obs[0]) % 4
+
+
+def test_processes_give_the_same_rollouts_as_threads():
+    lengths = [5, 3, 8, 1]
+    with ParallelRolloutCollector("process", max_workers=2) as collector:
+        there, stats = collector.collect_with_stats([factory(n) for n in lengths], agent, env_names=list("abcd"))
+        pids = {collector.executor.executor.submit(os.getpid).result() for _ in range(3)}
+    with ParallelRolloutCollector("thread", max_workers=2) as collector:
+        here = collector.collect([factory(n) for n in lengths], agent, env_names=list("abcd"))
+    assert there.digest() == here.digest() and stats.total_steps == 17
+    assert os.getpid() not in pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_batched_policy_stays_in_the_parent():
+    pid = os.getpid()
+
+    def policy(obs):
+        assert os.getpid() == pid
+        return obs[:, 0].astype(int) % 4
+
+    batched = BatchedPolicy(policy, max_wait_s=5.0)
+    with ParallelRolloutCollector("process", max_workers=2) as collector:
+        rollouts = collector.collect([factory(4), factory(6)], batched)
+        plain = collector.collect([factory(4), factory(6)], agent)
+    assert rollouts.digest() == plain.digest() and batched.num_requests == 10
+
+
+def test_a_dying_worker_fails_its_own_rollout_only():
+    def killer():
+        class Deadly(Counter):
+            def step(self, action):
+                os.kill(os.getpid(), 9)
+
+        return Deadly(3)
+
+    with ParallelRolloutCollector("process", max_workers=2, on_error="skip") as collector:
+        rollouts = collector.collect([factory(3), killer, factory(2)], agent)
+    assert [r.failed for r in rollouts] == [False, True, False]
+    assert isinstance(rollouts[1].error.__cause__, WorkerDied) and "signal 9" in str(rollouts[1].error)
+
+
+def test_errors_of_the_worker_come_back_with_their_address():
+    with ParallelRolloutCollector("process", max_workers=1, on_error="skip") as collector:
+        (rollout,) = collector.collect([factory(5, fail_at=2)], agent, env_names=["lab"])
+    assert "'lab', step at step 2" in str(rollout.error) and "the motor burnt out" in str(rollout.error)
+    assert len(rollout) == 2
+
+
+def test_what_cannot_travel_or_be_kept_is_refused():
+    import threading
+
+    with pytest.raises(BadArgument, match="max_rate"):
+        ParallelRolloutCollector("process", max_rate=3.0)
+    lock = threading.Lock()
+    with (
+        ParallelRolloutCollector("process", max_workers=1) as collector,
+        pytest.raises(NotPicklable, match="agent"),
+    ):
+        collector.collect([factory(1)], lambda obs, done: lock)
+
+
+def test_an_unguarded_script_works_and_workers_die_with_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os
+            from envfleet.rollout import ParallelRolloutCollector
+
+            class Env:  # no `if __name__ == "__main__"` anywhere
+                def reset(self, seed=None):
+                    return 0
+                def step(self, action):
+                    return os.getpid(), 1.0, True, False, {}
+
+            collector = ParallelRolloutCollector("process", max_workers=1)
+            (rollout,) = collector.collect([Env], lambda obs, done: 0)
+            print(rollout.observations[-1], flush=True)
+            os.kill(os.getpid(), 9)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    pid = int(done.stdout)
+    import psutil
+
+    try:
+        psutil.Process(pid).wait(timeout=20)
+    except psutil.NoSuchProcess:
+        pass
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,188 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_rollout_collector import Fragile, Frozen, Walk
+
+import envfleet as ef
+from envfleet.envs.probe import Counting, Mixed, Tasked, Waiting
+from envfleet.errors import BadArgument, FaultError
+from envfleet.rollout import AgentFailed, Collector, LatencyHistogram, Stats, Verdict
+
+
+def arrays_of(segment):
+    names = ("obs", "action", "reward", "terminated", "truncated", "scored", "bootstrap_obs", "episode", "step", "task",
+             "policy_version", "end_index", "final_obs", "end_return", "end_length")  # fmt: skip
+    return {**{name: getattr(segment, name) for name in names}, **segment.extras}
+
+
+def segments(backend="serial", num_workers=None, mode="sync", count=3, num_steps=17):
+    with ef.make(Walk, num_envs=5, backend=backend, num_workers=num_workers) as fleet:
+        collector = Collector(fleet, Frozen(), seed=2, mode=mode)
+        return [collector.segment(num_steps) for _ in range(count)], collector
+
+
+def test_a_segment_is_what_the_environments_did():
+    """Every slot is replayed alone, with the actions of the segments, from the seed of each of its episodes."""
+    found, collector = segments()
+    assert collector.ledger.started == collector.ledger.used + 5 == collector.ledger.used + collector.ledger.in_flight
+    obs = np.concatenate([s.obs for s in found])
+    following = np.concatenate([s.next_obs() for s in found])
+    columns = {name: np.concatenate([getattr(s, name) for s in found]) for name in
+               ("action", "reward", "terminated", "truncated", "episode", "step", "scored", "policy_version")}  # fmt: skip
+    assert columns["scored"].all() and (columns["policy_version"] == 7).all() and obs.shape == (51, 5, 3)
+    for slot in range(5):
+        env, episode, ended = Walk(), -1, True
+        for t in range(51):
+            if ended:
+                episode += 1
+                now, _ = env.reset(seed=ef.episode_seed(2, "segment", slot, episode))
+                step = 0
+            assert np.array_equal(obs[t, slot], now)
+            assert (columns["episode"][t, slot], columns["step"][t, slot]) == (episode, step)
+            now, reward, terminated, truncated, _ = env.step(columns["action"][t, slot])
+            assert reward == columns["reward"][t, slot] and terminated == columns["terminated"][t, slot]
+            assert truncated == columns["truncated"][t, slot] and np.array_equal(following[t, slot], now)
+            ended, step = terminated or truncated, step + 1
+
+
+def test_ends_are_compact_and_complete():
+    (segment, *_), _ = segments()
+    assert np.array_equal(segment.end_index, np.argwhere(segment.ended))
+    assert len(segment.final_obs) == len(segment.end_index) == len(segment.end_return) == len(segment.end_length)
+    assert np.array_equal(segment.end_length, segment.step[tuple(segment.end_index.T)] + 1)
+    t, b = segment.end_index[segment.end_index[:, 0] > 8][0]
+    first = t - segment.step[t, b]
+    position = np.flatnonzero((segment.end_index == (t, b)).all(axis=1))[0]
+    assert segment.end_return[position] == segment.reward[first : t + 1, b].sum()
+    assert segment.num_scored == 85 and segment.num_steps == 17 and segment.num_slots == 5
+    assert segment.extras["logprob"].shape == (17, 5) and (segment.extras["logprob"] != 0).any()
+
+
+@pytest.mark.parametrize(
+    "backend, num_workers, mode",
+    [("serial", None, "overlap"), ("thread", 3, "async"), ("shm", 2, "overlap"), ("shm", 2, "async")],
+)
+def test_segments_are_the_same_on_every_backend_and_mode(backend, num_workers, mode):
+    expected, _ = segments()
+    got, _ = segments(backend, num_workers, mode)
+    for a, b in zip(expected, got):
+        there = arrays_of(b)
+        for name, values in arrays_of(a).items():
+            assert np.array_equal(values, there[name]), name
+
+
+def test_trees_tasks_and_cuts():
+    with ef.make(Mixed, num_envs=3, backend="serial") as fleet:
+        segment = Collector(fleet, random_actions=True, max_steps=4).segment(10)
+    assert segment.obs["image"].shape == (10, 3, 4, 4) and segment.action["force"].shape == (10, 3, 2)
+    assert segment.end_length.tolist() == [4] * 6 and segment.truncated[3].all() and segment.truncated[7].all()
+    assert segment.final_obs["pair"][0].shape == (6,) and segment.bootstrap_obs["position"].shape == (3, 3)
+    assert (segment.episode[:, 0] == [0] * 4 + [1] * 4 + [2] * 2).all()
+    with ef.make(Tasked, num_envs=2, backend="serial") as fleet:
+        collector = Collector(fleet, random_actions=True, tasks=lambda number: 100 + number)
+        segment = collector.segment(20)
+        values = np.array([[fleet.task_value(task) for task in row] for row in segment.task])
+    assert np.array_equal(segment.obs[:, :, 0], values)  # the task of a row is the one its environment ran
+    assert np.array_equal(values, 100 + segment.episode * 2 + np.arange(2))
+
+
+def test_fault_rows_are_marked_and_the_ledger_balances():
+    with ef.make(Fragile, num_envs=4, backend="serial", on_fault="restart", max_restarts=1000) as fleet:
+        collector = Collector(fleet, Frozen(), seed=2)
+        found = [collector.segment(40) for _ in range(2)]
+        ledger = collector.ledger
+        lost = sum(int((~s.scored).sum()) for s in found)
+        assert lost == len(fleet.faults) == ledger.failed.total() > 0
+        assert all((s.truncated[~s.scored]).all() and (s.reward[~s.scored] == 0).all() for s in found)
+        assert ledger.in_flight == 4 and ledger.started == ledger.used + ledger.failed.total() + 4
+        collector.collect(3)  # leaves the segments
+        assert ledger.in_flight == 0 and ledger.dropped["running when segments were left"] == 4
+
+
+def test_errors_of_segments():
+    with (
+        ef.make(Counting, num_envs=2, backend="serial", on_end="wait") as fleet,
+        pytest.raises(BadArgument, match="on_end"),
+    ):
+        Collector(fleet, random_actions=True).segment(4)
+    with ef.make(Counting, num_envs=2, backend="serial") as fleet:
+        collector = Collector(fleet, lambda obs: np.full(len(obs), 5))
+        with pytest.raises(AgentFailed, match="slot 0"):
+            collector.segment(4)
+        assert collector.ledger.in_flight == 0
+    with ef.make([Counting, lambda: Fragile2()], backend="serial") as fleet:
+        collector = Collector(fleet, random_actions=True)
+        with pytest.raises(FaultError, match="snap"):
+            collector.segment(10)
+        assert collector.ledger.failed.total() == 1 and collector.ledger.in_flight == 0
+
+
+class Fragile2(Counting):
+    def step(self, action):
+        if self.count == 2:
+            raise RuntimeError("snap")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("backend, num_workers", [("serial", None), ("thread", 4), ("shm", 4)])
+def test_the_verdict_names_the_slow_slot(backend, num_workers):
+    envs = [lambda: Waiting(step_s=0.001, limit=20) for _ in range(4)]
+    envs[2] = lambda: Waiting(step_s=0.05, limit=20)
+    with ef.make(envs, backend=backend, num_workers=num_workers) as fleet:
+        collector = Collector(fleet, random_actions=True)
+        collector.segment(70 if backend == "serial" else 40)
+        verdict = collector.verdict()
+    assert verdict.straggler is not None and verdict.straggler.slot == 2, str(verdict)
+    assert verdict.sentence.startswith("one straggler: slot 2 p99") and verdict.straggler.p99_s > 0.03
+    assert "slot" in str(verdict) and verdict.slots[2].steps == verdict.slots[0].steps
+
+
+def test_the_verdict_names_the_policy():
+    def slow(obs):
+        time.sleep(0.01)
+        return np.zeros(len(obs), np.int64)
+
+    with ef.make(Counting, num_envs=3, backend="serial") as fleet:
+        collector = Collector(fleet, slow)
+        assert collector.verdict().sentence == "nothing was collected yet"
+        collector.collect(6)
+        assert collector.verdict().sentence.startswith("policy-bound") and "batch it" in collector.verdict().sentence
+    parts = {"policy": 0.1, "env": 0.2, "slowest": 0.6, "transfer": 0.1}
+    assert 'use mode="async"' in Verdict(parts, []).sentence
+    assert "at_least" in Verdict(parts, [], mode="async").sentence
+    assert Verdict({**parts, "env": 2.0}, []).sentence.startswith("env-bound")
+    assert Verdict({**parts, "slowest": 0.0, "transfer": 2.0}, []).sentence.startswith("overhead-bound")
+
+
+def test_no_thread_stays_when_nothing_is_collected():
+    with ef.make(Counting, num_envs=2, backend="thread") as fleet:
+        collector = Collector(fleet, random_actions=True)
+        stream = collector.episodes(100)
+        next(stream)
+        stream.close()
+        assert not any(thread.name == "envfleet-clock" for thread in threading.enumerate())
+
+
+def test_latency_percentiles_are_right_to_a_bin():
+    rng = np.random.default_rng(0)
+    values = rng.lognormal(-6, 1, 10_000)
+    histogram = LatencyHistogram(3)
+    histogram.add(values, 1)
+    for percent in (50, 90, 99):
+        assert histogram.percentile(percent, 1) == pytest.approx(np.percentile(values, percent), rel=0.03)
+    assert np.isnan(histogram.percentile(50, 0)) and histogram.count(1) == histogram.count() == 10_000
+
+
+def test_statistics_without_episodes_and_as_a_table():
+    empty = Stats.of([])
+    assert empty.num_episodes == 0 and np.isnan(empty.mean_return) and "episodes" in str(empty)
+    rich = pytest.importorskip("rich.console")
+    with ef.make(Walk, num_envs=2, backend="serial") as fleet:
+        collector = Collector(fleet, Frozen())
+        collector.collect(4)
+        console = rich.Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        console.print(collector.stats())
+        console.print(collector.verdict())
+    assert "throughput" in console.export_text()

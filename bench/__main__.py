@@ -27,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run; 0 when every case gave a result, 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     add_arguments(parser)
-    return run(parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    # A case is a session of its own, so nobody ends it but we: also when this program is told to end.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return run(args)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,16 +7,21 @@ from queue import Empty
 from serve import plain, serve
 
 
-def sampler(env_name, slots):
+def make_env(name, cfg, env_config, render_mode=None):
     import gymnasium as gym
+
+    return gym.make(name)
+
+
+def sampler(env_name, slots):
     from sample_factory.algo.sampling.simplified_sampling_api import SyncSamplingAPI
     from sample_factory.algo.utils.env_info import obtain_env_info_in_a_separate_process
     from sample_factory.algo.utils.rl_utils import samples_per_trajectory
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
     from sample_factory.envs.env_utils import register_env
 
-    register_env("bench", lambda name, cfg, env_config, render_mode=None: gym.make(env_name))
-    words = ["--env=bench", "--experiment=bench", "--train_dir=/tmp/envfleet-bench-sf", "--device=cpu",
+    register_env(env_name, make_env)
+    words = [f"--env={env_name}", "--experiment=bench", "--train_dir=/tmp/envfleet-bench-sf", "--device=cpu",
              "--num_workers=2", f"--num_envs_per_worker={max(2, slots // 2)}", "--worker_num_splits=2",
              "--rollout=16", "--use_rnn=False", "--encoder_mlp_layers", "64", "64"]  # fmt: skip
     parser, _ = parse_sf_args(words)

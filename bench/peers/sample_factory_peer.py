@@ -1,5 +1,6 @@
 """Sample Factory: its own sampler with two workers. It always has a (tiny) model in the loop, so it is beside the others."""
 
+import os
 import sys
 import time
 from queue import Empty
@@ -55,3 +56,4 @@ def sampler(env_name, slots):
 if __name__ == "__main__":
     mode, env_name, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
     serve((plain if mode == "plain" else sampler)(env_name, slots))
+    os._exit(0)  # its sampling thread would not let us go

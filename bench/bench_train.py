@@ -37,7 +37,9 @@ def main() -> None:
         for backend in ("serial", "shm"):
             wall, cpu = rate(num_envs, steps, backend)
             goal = f"  (goal {GOALS[num_envs]}x)" if num_envs in GOALS and backend == "serial" else ""
-            ratio = f"{wall / base[0]:6.1f}x {cpu / base[1]:6.1f}x" if backend == "serial" else f"{wall / base[0]:6.1f}x"
+            ratio = (
+                f"{wall / base[0]:6.1f}x {cpu / base[1]:6.1f}x" if backend == "serial" else f"{wall / base[0]:6.1f}x"
+            )
             print(f"{num_envs:5d} {backend:>8s} {wall:9,.0f} {cpu:10,.0f} {ratio}{goal}", flush=True)
 
 

@@ -1,6 +1,6 @@
 """The learning runs that take too long for a test: LunarLander-v3 and HalfCheetah-v5, a million steps each, reported.
 
-    python bench/long_learning.py lunarlander halfcheetah --seeds 1
+python bench/long_learning.py lunarlander halfcheetah --seeds 1
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def main() -> None:
                 result = trainer.train()
                 found = trainer.evaluate(100)
             told = f"{found.mean_return:9.1f} ± {found.std_return:.1f} (goal {goal:g})"
-            print(f"{name:12s} seed {seed}  {told}  {result.sps:,.0f} steps/s, {time.perf_counter() - begin:.0f} s", flush=True)
+            print(
+                f"{name:12s} seed {seed}  {told}  {result.sps:,.0f} steps/s, {time.perf_counter() - begin:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

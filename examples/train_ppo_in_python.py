@@ -1,6 +1,6 @@
 """Train, look at every update, evaluate and load again: the trainer from Python.
 
-    python examples/train_ppo_in_python.py
+python examples/train_ppo_in_python.py
 """
 
 import tempfile
@@ -11,7 +11,9 @@ from envfleet.train import PPOTrainer, build_config, load_agent
 
 if __name__ == "__main__":
     folder = tempfile.mkdtemp()
-    config = build_config(env="CartPole-v1", num_envs=8, total_steps=8_192, backend="serial", out=folder, tensorboard=False)
+    config = build_config(
+        env="CartPole-v1", num_envs=8, total_steps=8_192, backend="serial", out=folder, tensorboard=False
+    )
     with PPOTrainer(config) as trainer:
         for _ in range(4):
             result = trainer.train_episode_vectorized()

@@ -70,7 +70,9 @@ def same(one, other):
     assert one["update"] == other["update"]
     for part in ("net", "optimiser"):
         for name, value in one[part].items():
-            equal = torch.equal(value, other[part][name]) if isinstance(value, torch.Tensor) else value == other[part][name]
+            equal = (
+                torch.equal(value, other[part][name]) if isinstance(value, torch.Tensor) else value == other[part][name]
+            )
             assert equal, name
     assert one["rng"] == other["rng"]
     assert one["running"]["ledger"] == other["running"]["ledger"]
@@ -104,7 +106,9 @@ def test_round_trip_of_values(tmp_path):
     for name in ("array", "flags", "nothing"):
         assert back[name].dtype == state[name].dtype and (back[name] == state[name]).all()
         assert back[name].shape == state[name].shape
-    assert back["numbers"] == state["numbers"] and back[7]["deep"] == 1.5 and torch.equal(back["tensor"], state["tensor"])
+    assert (
+        back["numbers"] == state["numbers"] and back[7]["deep"] == 1.5 and torch.equal(back["tensor"], state["tensor"])
+    )
     with pytest.raises(TypeError, match="cannot go into a checkpoint"):
         write(tmp_path / "b.pt", {"bad": object()})
 

@@ -104,9 +104,7 @@ def test_adam_equals_torch():
 
 def make_segment(steps=8, slots=4, seed=0):
     rng = np.random.default_rng(seed)
-    segment = Segment.empty(
-        steps, slots, obs=np.zeros((slots, 3), np.float32), action=np.zeros(slots, np.int64)
-    )
+    segment = Segment.empty(steps, slots, obs=np.zeros((slots, 3), np.float32), action=np.zeros(slots, np.int64))
     segment.obs[:] = rng.standard_normal(segment.obs.shape)
     segment.bootstrap_obs[:] = rng.standard_normal((slots, 3))
     segment.action[:] = rng.integers(0, 2, segment.action.shape)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envfleet.train import PPOTrainer, build_config  # noqa: E402
+from envfleet.train import PPOTrainer, build_config
 
 SEEDS = (1, 2, 3)
 

@@ -211,13 +211,15 @@ class Batch:
     def poison(self, slots: Slots) -> None:
         """Overwrite the rows of `slots` (debug mode: they were sent again, so what is here is stale)."""
         rows = np.isin(self.slots, slots)
-        arrays = [self._field("reward"), *self._columns.values()]
-        for tree in (self._obs, self._final):
-            arrays += [leaf for leaf in _flatten(tree) if isinstance(leaf, np.ndarray)]
-        for array in arrays:
-            stale = array[rows]
-            make_loud(stale)
-            array[rows] = stale
+        arrays = [(array, rows) for array in (self._field("reward"), *self._columns.values(), *_flatten(self._obs))]
+        # Of final observations only the rows that ended are kept.
+        ended = rows if self._ended_rows is None else rows[self._ended_rows]
+        arrays += [(array, ended) for array in _flatten(self._final)]
+        for array, which in arrays:
+            if isinstance(array, np.ndarray):
+                stale = array[which]
+                make_loud(stale)
+                array[which] = stale
 
 
 def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:

@@ -133,8 +133,8 @@ class Fleet(EnvInterface):
     def _give(self, slots: Slots) -> None:
         try:
             self._backend.submit(slots)
-        except KeyboardInterrupt:
-            # An env was interrupted in this very thread: its slots are rebuilt at the next reset.
+        except BaseException:
+            # An env was interrupted in this very thread, or its worker cannot be started: rebuilt at the next reset.
             self._supervisor.lost[slots] = self._supervisor.troubled = True
             self._book.state[slots] = IDLE
             raise
@@ -143,16 +143,16 @@ class Fleet(EnvInterface):
         """Slots that are quarantined come back at once; lost ones are rebuilt, and say so in their row."""
         supervisor, state = self._supervisor, self._book.state
         quarantined = supervisor.quarantined[slots]
+        sent = slots[~quarantined]
+        lost = sent[supervisor.lost[sent]].tolist()
+        if command == STEP:
+            for slot in lost:
+                supervisor.sent_lost(slot)  # may raise: before any slot changes hands
         for slot in slots[quarantined].tolist():
             supervisor.quarantine_row(slot)
             state[slot] = DONE
-        slots = slots[~quarantined]
-        lost = slots[supervisor.lost[slots]].tolist()
-        if command == STEP:
-            for slot in lost:
-                supervisor.sent_lost(slot)
         supervisor.prepare_rebuild(lost)
-        return slots
+        return sent
 
     def recv(
         self,
@@ -192,15 +192,17 @@ class Fleet(EnvInterface):
         """Until `need` of `wanted` are done. Everything that can go wrong on the way is the supervisor's."""
         backend, supervisor, state = self._backend, self._supervisor, self._book.state
         deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
+        looked = False
         while True:
             missing = need - int(np.count_nonzero(state[wanted] == DONE))
             if missing <= 0:
                 return
             left = deadline - backend.now()
-            if left < 0:
+            if left <= 0 and looked:
                 raise RecvTimeout(wanted[state[wanted] == OUT].tolist(), timeout_s or 0.0)
+            looked = True  # once at least: timeout_s=0 asks for what is there
             supervisor.rebuild_due()
-            finished = backend.wait(missing, min(left, supervisor.next_look_s()))
+            finished = backend.wait(missing, min(max(left, 0.0), supervisor.next_look_s()))
             if finished:
                 supervisor.take(finished)
                 supervisor.look()
@@ -220,7 +222,13 @@ class Fleet(EnvInterface):
 
     def step(self, actions: Any, copy: bool = True) -> Batch:
         """Step all slots: `send` and `recv` of all."""
-        if not self._smooth or self._supervisor.troubled or self._book.has_late or self._closed:
+        if (
+            not self._smooth
+            or self._supervisor.troubled
+            or self._book.has_late
+            or self._closed
+            or os.getpid() != self.plan.pid
+        ):
             self.send(actions)
             return self.recv(self._all, copy=copy)
         # The same as above without the checks that cannot fail here: every slot is the caller's and has an episode.
@@ -359,6 +367,8 @@ class Fleet(EnvInterface):
     def _refuse_closed(self) -> None:
         if self._closed:
             raise FleetClosed
+        if os.getpid() != self.plan.pid:
+            raise FleetClosed("a fleet of the process this one was forked from")
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()

@@ -51,7 +51,8 @@ class EnvInterface:
             args = [args[i] for i in order]
         self._backend.call(chosen.tolist(), phase, name, args, kwargs, each)
         results: dict[int, Any] = {}
-        supervisor = self._supervisor
+        supervisor, lost = self._supervisor, None
+        # To the last answer, also when one slot's worker is lost: an answer left behind would pass for the next call's.
         while len(results) < len(chosen):
             results.update(self._backend.replies(supervisor.next_look_s()))
             before = len(supervisor.faults)
@@ -61,7 +62,10 @@ class EnvInterface:
             supervisor.look(force=True)
             for fault in supervisor.faults[before:]:
                 if fault.slot in chosen and fault.slot not in results:
-                    raise fault.error()
+                    results[fault.slot] = None
+                    lost = fault if lost is None or lost.shared_with is not None else lost
+        if lost is not None:
+            raise lost.error()
         for slot in chosen.tolist():
             if isinstance(results[slot], Failure):
                 failure = results[slot]

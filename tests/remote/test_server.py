@@ -45,8 +45,7 @@ def get(url, body=None, headers=None):
 
 @pytest.fixture(scope="module", params=["pipe", "thread"])
 def misbehaving(request):
-    options = {"step_timeout_s": 1.0} if request.param == "pipe" else {}
-    with Server(Misbehaving, port=0, max_sessions=4, backend=request.param, **options) as server:
+    with Server(Misbehaving, port=0, max_sessions=4, backend=request.param) as server:
         yield server
 
 
@@ -169,7 +168,7 @@ def test_a_slow_environment_blocks_nobody(misbehaving):
 
 
 def test_a_crash_and_a_hang_are_survived():
-    with Server(Misbehaving, port=0, max_sessions=4, step_timeout_s=0.7) as server:
+    with Server(Misbehaving, port=0, max_sessions=4, step_timeout_s=1.5) as server:
         with HttpEnvClient(server.url) as client, HttpEnvClient(server.url) as other:
             other.reset()
             first = client.reset().observation.obs[1]

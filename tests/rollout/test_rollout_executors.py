@@ -295,3 +295,52 @@ def test_tensors_are_padded():
     assert many["observations"].shape == (2, 4, 2) and many["mask"].sum(1).tolist() == [2, 3]
     assert many["rewards"][0].tolist() == [1.0, 1.0, 0.0] and many["lengths"].tolist() == [2, 3]
     assert np.asarray(many["dones"][1]).tolist() == [False, False, True]
+
+
+def test_seeds_tasks_and_reset_arguments_reach_the_client():
+    class OpenEnvWithTask(OpenEnvStyle):
+        def reset(self, seed=None, **fields):
+            self.fields = fields
+            return super().reset(seed)
+
+    gym_like, open_env = Counter(1), OpenEnvWithTask(1)
+    with ParallelEnvironmentExecutor() as executor:
+        options = {"seeds": [3, 4], "tasks": ["maze", "sea"], "reset_kwargs": [{}, {"level": 2}]}
+        rollouts = executor.collect_rollouts([gym_like, open_env], stay, **options)
+        one = executor.collect_rollout(Counter(1), stay, seed=9, task="sky")
+    assert gym_like.resets == [(3, {"task": "maze"})] and open_env.fields == {"level": 2, "task": "sea"}
+    assert [(r.seed, r.task) for r in rollouts] == [(3, "maze"), (4, "sea")] and (one.seed, one.task) == (9, "sky")
+
+
+def test_openenv_clients_of_ours_tell_truncation_in_their_metadata():
+    from envfleet.envs.echo import EchoClient
+    from envfleet.rollout.results import parse_step
+
+    with ParallelEnvironmentExecutor() as executor:
+        rollout = executor.collect_rollout(EchoClient(horizon=3), lambda obs, done: "hello")
+    assert len(rollout) == 3 and rollout.episode_return == pytest.approx(1.5) and rollout.terminated[-1]
+    raw = {"observation": 1, "reward": None, "done": True, "metadata": {"truncated": True}}
+    assert parse_step(raw)[1:4] == (0.0, False, True)
+
+
+def test_a_sync_agent_that_blocks_does_not_stop_the_loop():
+    meet = threading.Barrier(6)
+
+    def together(obs, done):  # returns only when all six episodes are in it: on the loop itself that would be never
+        meet.wait(20)
+        return 1
+
+    with AsyncParallelExecutor(max_concurrency=6) as executor:
+        assert [len(r) for r in executor.run([AsyncClient(30) for _ in range(6)], together)] == [30] * 6
+
+
+def test_an_inline_agent_runs_on_the_loop():
+    places = set()
+
+    def agent(obs, done):
+        places.add(threading.current_thread().name)
+        return 1
+
+    with AsyncParallelExecutor(max_concurrency=2, inline_agent=True) as executor:
+        executor.run([AsyncClient(20) for _ in range(2)], agent)
+    assert places == {"envfleet-loop"}

@@ -20,7 +20,8 @@ class AsyncParallelExecutor(JobRunner):
 
     `await collect_rollouts(...)` runs on the caller's loop, `run(...)` on one of its own, so that it works
     from sync code. Clients and agents that are not `async def` run on the executor's own threads, as many as
-    `max_concurrency`. The other arguments are those of `ParallelEnvironmentExecutor`.
+    `max_concurrency`. `inline_agent=True` calls a sync agent on the loop itself, which saves a hop to a thread and back
+    per step; such an agent must never block. The other arguments are those of `ParallelEnvironmentExecutor`.
 
     Example:
         >>> class Client:
@@ -32,11 +33,12 @@ class AsyncParallelExecutor(JobRunner):
         8.0
     """
 
-    def __init__(self, max_concurrency: int = 64, **rules: Any) -> None:
+    def __init__(self, max_concurrency: int = 64, inline_agent: bool = False, **rules: Any) -> None:
         super().__init__(**rules)
         self.max_concurrency = max_concurrency
         self.executor: WorkerThreads = WorkerThreads(max_concurrency)
         self._loop = LoopThread()
+        self.inline_agent = inline_agent
         # Locks and places belong to one loop each: the caller's may be another one every time.
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._busy: dict[tuple[asyncio.AbstractEventLoop, int], tuple[asyncio.Lock, int]] = {}
@@ -140,7 +142,7 @@ class AsyncParallelExecutor(JobRunner):
                     return asyncio.run_coroutine_threadsafe(_await(awaitable), loop).result()
 
                 return await loop.run_in_executor(self.executor, lambda: drive(steps, self.rules.throttle, bridge))
-            return await drive_async(steps, self.rules.throttle, self.executor)
+            return await drive_async(steps, self.rules.throttle, self.executor, self.inline_agent)
 
     def _one_at_a_time(self, loop: asyncio.AbstractEventLoop, client: Any) -> _HeldClient:
         return _HeldClient(self._busy, (loop, id(client)))

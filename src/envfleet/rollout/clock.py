@@ -214,8 +214,8 @@ class Clock:
         """What was measured so far."""
         samples = self.samples
         if self.serial:
-            env, slowest = self.send_s, 0.0
-            transfer = self.wait_s + self.book_s
+            env, slowest = self.send_s + self.wait_s, 0.0
+            transfer = self.book_s
         else:
             looks = max(1, samples.waiting_looks)
             handing = samples.handing_looks / looks

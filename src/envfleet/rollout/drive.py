@@ -7,6 +7,7 @@ record. A driver only moves control: `drive` on a thread, `drive_async` on an ev
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import random
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from envfleet.errors import BadArgument
@@ -74,13 +76,20 @@ class Job:
         """Whether the client still has to be built: a class, or a callable that is no client itself."""
         return isinstance(self.client, type) or (callable(self.client) and not hasattr(self.client, "step"))
 
-    def reset_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the client's reset()."""
+    def reset_arguments(self, client: Any) -> dict[str, Any]:
+        """Keyword arguments of the client's reset(): a task goes in as `task`, or in Gymnasium's options."""
         arguments = dict(self.reset_kwargs)
         if self.seed is not None:
             arguments["seed"] = self.seed
         if self.task is not None:
-            arguments.setdefault("options", {"task": self.task})
+            try:
+                takes = inspect.signature(client.reset).parameters
+            except (TypeError, ValueError):
+                takes = MappingProxyType({})
+            if "options" in takes and "task" not in takes:
+                arguments.setdefault("options", {"task": self.task})
+            else:
+                arguments.setdefault("task", self.task)
         return arguments
 
 
@@ -92,6 +101,7 @@ class Request:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     client: Any = None  # set for requests to the environment: these are throttled
+    is_agent: bool = False
     wait_s: float = 0.0
     seconds: float = 0.0
 
@@ -144,7 +154,7 @@ def _close(client: Any) -> Generator[Request, Any, None]:
 
 
 def _episode(job: Job, rules: Rules, client: Any, rollout: Rollout, begin: float) -> Generator[Request, Any, None]:
-    result = yield from _ask_client(job, client, "reset", -1, parse_reset, (), job.reset_arguments())
+    result = yield from _ask_client(job, client, "reset", -1, parse_reset, (), job.reset_arguments(client))
     rollout.observations.append(own(result.obs))
     rollout.reset_info = result.info
     space = getattr(client, "action_space", None) if rules.check_actions else None
@@ -195,7 +205,7 @@ def _ask_client(
 def _ask_agent(job: Job, obs: Any, done: bool, space: Any, step: int) -> Generator[Request, Any, Any]:
     where = {"env_name": job.env_name, "phase": "agent", "step": step}
     try:
-        action = yield Request(job.agent, (obs, done))
+        action = yield Request(job.agent, (obs, done), is_agent=True)
     except Exception as error:
         raise AgentFailed(f"the agent raised {_text(error)}", **where) from error  # type: ignore[arg-type]
     if action is None:
@@ -256,13 +266,13 @@ def _timed(request: Request, bridge: Callable[[Awaitable[Any]], Any]) -> Any:
     return answer
 
 
-async def drive_async(steps: Steps, throttle: Throttle, pool: Executor) -> Rollout:
+async def drive_async(steps: Steps, throttle: Throttle, pool: Executor, inline_agent: bool) -> Rollout:
     """Perform a rollout on the running loop; what is not `async def` goes to `pool`, for it may block."""
     try:
         request = next(steps)
         while True:
             try:
-                answer = await _perform_async(request, throttle, pool)
+                answer = await _perform_async(request, throttle, pool, inline_agent)
             except Exception as error:
                 request = steps.throw(error)
             else:
@@ -272,27 +282,29 @@ async def drive_async(steps: Steps, throttle: Throttle, pool: Executor) -> Rollo
         return rollout
 
 
-async def _perform_async(request: Request, throttle: Throttle, pool: Executor) -> Any:
+async def _perform_async(request: Request, throttle: Throttle, pool: Executor, inline_agent: bool) -> Any:
     if request.function is None:
         await asyncio.sleep(request.wait_s)
         return None
     if request.client is not None and throttle.active:
         async with throttle.request_async(request.client):
-            return await _timed_async(request, pool)
-    return await _timed_async(request, pool)
+            return await _timed_async(request, pool, inline_agent)
+    return await _timed_async(request, pool, inline_agent)
 
 
-async def _timed_async(request: Request, pool: Executor) -> Any:
+async def _timed_async(request: Request, pool: Executor, inline_agent: bool) -> Any:
     assert request.function is not None
     begin = time.perf_counter()
     function: Callable[..., Any] = getattr(request.function, "ask", request.function)  # BatchedPolicy answers async
     if is_async(function):
         answer = await function(*request.args, **request.kwargs)
+    elif request.is_agent and inline_agent:
+        answer = function(*request.args, **request.kwargs)
     else:
-        call = asyncio.get_running_loop().run_in_executor(pool, lambda: function(*request.args, **request.kwargs))
-        answer = await call
-        if inspect.isawaitable(answer):
-            answer = await answer
+        call = functools.partial(function, *request.args, **request.kwargs)
+        answer = await asyncio.get_running_loop().run_in_executor(pool, call)
+    if inspect.isawaitable(answer):
+        answer = await answer
     request.seconds = time.perf_counter() - begin
     return answer
 

@@ -81,7 +81,8 @@ def _from_openenv(raw: Any) -> StepResult:
 
     has_obs = isinstance(raw, dict) or hasattr(raw, "observation")
     info = get("info") or get("metadata") or {}
-    truncated = bool(get("truncated"))
+    # OpenEnv has one flag; servers that know better say so in the metadata.
+    truncated = bool(get("truncated")) or (isinstance(info, dict) and bool(info.get("truncated")))
     return StepResult(
         obs=get("observation") if has_obs else raw,
         reward=_number(get("reward")),

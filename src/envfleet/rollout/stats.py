@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PERCENTILES = (50, 90, 95, 99)
+MOST_ROWS = 20  # environments a printed table lists
 _NAN = float("nan")
 
 
@@ -160,8 +161,10 @@ class Stats:
             lines += [
                 f"{name:<{wide}}  {env.count:>6} {env.num_failed:>6} {env.mean_return:>10.4g} "
                 f"{env.std_return:>9.4g} {env.mean_length:>9.4g}"
-                for name, env in self.per_env.items()
+                for name, env in list(self.per_env.items())[:MOST_ROWS]
             ]
+            if len(self.per_env) > MOST_ROWS:
+                lines.append(f"… and {len(self.per_env) - MOST_ROWS} more in .per_env")
         return "\n".join(lines)
 
     def __rich__(self) -> Any:
@@ -174,7 +177,7 @@ class Stats:
         if len(self.per_env) <= 1:
             return summary
         table = Table("env", "count", "failed", "mean return", "std", "mean length", title="per environment")
-        for name, env in self.per_env.items():
+        for name, env in list(self.per_env.items())[:MOST_ROWS]:
             numbers = (f"{env.mean_return:.4g}", f"{env.std_return:.4g}", f"{env.mean_length:.4g}")
             table.add_row(name, str(env.count), str(env.num_failed), *numbers)
         return Group(summary, table)

@@ -164,7 +164,7 @@ class Clock:
     """The stopwatch of one collector: adds up its own phases, and looks at the workers now and then.
 
     Workers publish which slot they are in and since when. A thread looks there every 5 ms while something
-    is being collected; on the serial backend, which has no workers, every 64th round is sent slot by slot
+    is being collected; on the serial backend, which has no workers, every 256th round is sent slot by slot
     and timed.
     """
 
@@ -201,14 +201,14 @@ class Clock:
 
     @property
     def time_this_round(self) -> bool:
-        """Whether the slots of this round are to be timed one by one: early ones (but the first), then every 64th."""
+        """Whether the slots of this round are to be timed one by one: early ones (but the first), then every 256th."""
         if not self.on or not self.serial or self.rounds < 2:
             return False
-        return self.rounds % 64 == 0 or self.rounds & (self.rounds - 1) == 0
+        return self.rounds % 256 == 0 or self.rounds & (self.rounds - 1) == 0
 
-    def timed(self, slot: int, seconds: float) -> None:
-        """Count one step that was timed by itself."""
-        self._timed.add([seconds], slot)
+    def timed(self, slots: Any, seconds: list[float]) -> None:
+        """Count steps that were timed one by one."""
+        self._timed.add(seconds, slots)
 
     def verdict(self) -> Verdict:
         """What was measured so far."""

@@ -407,6 +407,8 @@ def test_a_quarantined_slot_hands_its_tickets_on():
         assert fleet.quarantined.tolist() == [2] and 2 not in {r.slot for r in rollouts}
         assert rollouts.digest() == expected.digest()
         assert collector.ledger.in_flight == 0 and collector.ledger.used == 20
+        again = Collector(fleet, Frozen(), seed=11).collect(20)  # a slot that was gone before it began
+        assert again.digest() == expected.digest()
 
 
 def test_no_slot_left_is_an_error():
@@ -415,3 +417,16 @@ def test_no_slot_left_is_an_error():
         with pytest.raises(ef.FleetError, match="every slot is quarantined"):
             collector.collect(5)
         assert collector.ledger.in_flight == 0
+
+
+def test_one_stream_at_a_time():
+    with ef.make(Walk, num_envs=2, backend="serial") as fleet:
+        collector = Collector(fleet, Frozen())
+        stream = collector.episodes(5)
+        next(stream)
+        with pytest.raises(ef.FleetError, match="not finished"):
+            collector.collect(1)
+        with pytest.raises(ef.FleetError, match="not finished"):
+            collector.segment(1)
+        stream.close()
+        assert len(collector.collect(3) + collector.collect(2)) == 5

@@ -175,6 +175,7 @@ class Clock:
         self.steps = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         backend = fleet._backend
         self.serial = fleet.plan.backend == "serial"
+        self._blind = not self.serial and not backend.pulses  # it steps in the caller's thread, all slots at once
         self._timed = LatencyHistogram(fleet.num_envs)  # serial only
         self.samples = _Samples(
             pulses=lambda: backend.pulses,
@@ -187,7 +188,7 @@ class Clock:
 
     def start(self) -> None:
         """Begin to look; while nothing is collected nobody looks."""
-        if self.on and not self.serial and self._thread is None:
+        if self.on and not self.serial and not self._blind and self._thread is None:
             self.samples.stop.clear()
             self._thread = threading.Thread(target=_sample, args=(self.samples,), name="envfleet-clock", daemon=True)
             self._thread.start()
@@ -213,7 +214,7 @@ class Clock:
     def verdict(self) -> Verdict:
         """What was measured so far."""
         samples = self.samples
-        if self.serial:
+        if self.serial or self._blind:
             env, slowest = self.send_s + self.wait_s, 0.0
             transfer = self.book_s
         else:

@@ -35,7 +35,7 @@ test: check ## lint, types and every test but the long ones; says what was skipp
 	$(BIN)/python -m pytest -m "not full and not learning"
 
 test-full: check ## the same with the full counts
-	$(BIN)/python -m pytest -m "not learning"
+	$(BIN)/python -m pytest --full -m "not learning"
 
 test-learning: $(VENV)/.dev ## the learning gates
 	$(BIN)/python -m pytest -m learning
@@ -52,11 +52,11 @@ format: $(VENV)/.dev ## let ruff write the format it wants
 docs: $(VENV)/.dev ## write docs/api.md anew from the docstrings
 	$(BIN)/python docs/make_api.py
 
-bench: $(VENV)/.dev ## our benchmarks: ratios within one run
-	@for file in $(wildcard bench/bench_*.py); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: $(VENV)/.dev ## ours, the limit and the peers in one run; writes docs/performance.md (some 20 minutes, quiet machine)
+	$(BIN)/python -m bench
 
-bench-peers: $(VENV)/.dev ## the same work on the peers that are installed, side by side
-	@for file in $(wildcard bench/peers_*.py) bench/side_by_side.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench-peers: $(VENV)/.dev ## venvs for the peers that clash with our pins; `make bench` then measures them too
+	$(BIN)/python -m bench.peers.install
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 import envfleet as ef
 from envfleet.envs.probe import Counting, Faulty, Tasked
@@ -183,7 +184,8 @@ def goes_on(fleet: ef.Fleet, steps: int = 100) -> str:
     bad = batch.slots[batch.faulted].tolist()
     good = 0
     for _ in range(steps):
-        good += int(fleet.step([0] * len(fleet)).scored[0])
+        batch = fleet.step([0] * len(fleet))
+        good += int(batch.scored[~np.isin(batch.slots, bad)].all())
     return f"slots {bad} marked FAULT and rebuilt, `{fault}`; the other slots made all {good} further steps"
 
 

@@ -8,7 +8,7 @@
 #include <time.h>
 
 // What a slot left beside its row: nothing, an info in the arena, or something Python has to look at.
-enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2 };
+enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2, SIDE_GONE = 4 }; // GONE: the call was given up, nothing was written
 // Phases as src/envfleet/slot.py numbers them.
 enum { PHASE_IDLE = 0, PHASE_RESET = 2, PHASE_STEP = 3 };
 // Commands as src/envfleet/layout.py numbers them.

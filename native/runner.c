@@ -147,8 +147,7 @@ static int failed(Runner *runner, Py_ssize_t slot, PyObject *phase) {
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     if (trace) PyException_SetTraceback(value, trace);
-    int fatal = !PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
-                !PyErr_GivenExceptionMatches(type, PyExc_SystemExit);
+    int fatal = PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt);
     PyObject *done = PyObject_CallMethodObjArgs(runner->slots[slot].life, str_fail_in, value, phase, NULL);
     Py_XDECREF(done);
     runner->slots[slot].has_info = 0;
@@ -176,10 +175,16 @@ static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
         return 0;
     }
     pulse(runner, slot, PHASE_RESET);
-    PyObject *none[3] = {NULL, Py_None, Py_None};
-    PyObject *result = s->explicit_reset ? PyObject_Vectorcall(s->reset, none + 1, PY_VECTORCALL_ARGUMENTS_OFFSET, seed_options)
-                                         : PyObject_CallNoArgs(s->reset);
+    PyObject *none[3] = {NULL, Py_None, Py_None}, *called = Py_NewRef(s->reset);
+    PyObject *result = s->explicit_reset ? PyObject_Vectorcall(called, none + 1, PY_VECTORCALL_ARGUMENTS_OFFSET, seed_options)
+                                         : PyObject_CallNoArgs(called);
+    Py_DECREF(called); // the slot's own reference, or a comparison of addresses, is all that follows
     if (!result) return -1;
+    if (s->reset != called) { // as in runner_advance: abandoned
+        Py_DECREF(result);
+        *side = SIDE_GONE;
+        return 0;
+    }
     if (runner->has_columns || !PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 2 ||
         !PyDict_CheckExact(PyTuple_GET_ITEM(result, 1))) {
         PyObject *done = PyObject_CallMethodOneArg(s->life, str_take_reset, result);
@@ -190,8 +195,9 @@ static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
         Py_DECREF(done);
         return 0;
     }
-    int kept = write_obs(runner, slot, PyTuple_GET_ITEM(result, 0), 0);
-    if (kept == 0) kept = keep_info(runner, slot, PyTuple_GET_ITEM(result, 1), 0);
+    // The observation last: if the info is bad, the row still holds the last good one.
+    int kept = keep_info(runner, slot, PyTuple_GET_ITEM(result, 1), 0);
+    if (kept >= 0 && write_obs(runner, slot, PyTuple_GET_ITEM(result, 0), 0) < 0) kept = -1;
     Py_DECREF(result);
     if (kept < 0) return -1;
     *side |= kept;
@@ -244,8 +250,15 @@ int runner_advance(Runner *runner, Py_ssize_t slot) {
     PyObject *action = make_action(runner, slot);
     if (!action) return failed(runner, slot, str_step);
     pulse(runner, slot, PHASE_STEP);
-    PyObject *result = PyObject_CallOneArg(s->step, action);
+    PyObject *called = Py_NewRef(s->step), *result = PyObject_CallOneArg(called, action);
     Py_DECREF(action);
+    int gone = s->step != called; // disarmed meanwhile: a thread's stuck call was abandoned, the row is not ours any more
+    Py_DECREF(called);
+    if (gone) {
+        Py_XDECREF(result);
+        PyErr_Clear();
+        return SIDE_GONE;
+    }
     if (!result) return failed(runner, slot, str_step);
     double reward;
     int terminated, truncated, side = SIDE_NONE;
@@ -262,17 +275,18 @@ int runner_advance(Runner *runner, Py_ssize_t slot) {
     int ended = terminated || truncated, next = ended && runner->on_end_reset;
     PyObject *obs = PyTuple_GET_ITEM(result, 0), *phase = str_step;
     int bad = ended && write_obs(runner, slot, obs, 1) < 0;
-    if (!bad && !next) bad = write_obs(runner, slot, obs, 0) < 0;
     if (!bad) {
         side = keep_info(runner, slot, PyTuple_GET_ITEM(result, 4), next);
         bad = side < 0;
     }
+    if (!bad && !next) bad = write_obs(runner, slot, obs, 0) < 0;
     if (!bad && next) {
         phase = str_reset;
         bad = begin_episode(runner, slot, &side) < 0;
     }
     Py_DECREF(result);
     if (bad) return failed(runner, slot, phase);
+    if (side & SIDE_GONE) return SIDE_GONE;
     if (!next) {
         FIELD(runner, slot, int64_t, now_length) = step + 1;
         FIELD(runner, slot, double, now_return) = ep_return;

@@ -1,7 +1,4 @@
 // The Python type around the compiled life: construction from arrays, arming of slots, and a plain run for one process.
-#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
-#define NO_IMPORT_ARRAY
-#define PY_ARRAY_UNIQUE_SYMBOL envfleet_numpy
 #include "envfleet.h"
 #include <stddef.h>
 
@@ -140,6 +137,17 @@ static PyObject *runner_disarm(Runner *self, PyObject *number) {
     Py_RETURN_NONE;
 }
 
+// advance(slot) -> whether it left something beside its row; None when its call was given up meanwhile.
+static PyObject *runner_one(Runner *self, PyObject *number) {
+    Py_ssize_t slot = PyLong_AsSsize_t(number);
+    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+    int side = runner_advance(self, slot);
+    if (side < 0) return NULL;
+    if (side == SIDE_GONE) Py_RETURN_NONE;
+    runner_idle(self);
+    return PyBool_FromLong(side != SIDE_NONE);
+}
+
 // run(slots: int64 buffer) -> list of slots that left something beside their rows, or None.
 static PyObject *runner_run(Runner *self, PyObject *slots) {
     Py_buffer view;
@@ -171,6 +179,7 @@ stop:
 static PyMethodDef runner_methods[] = {
     {"arm", (PyCFunction)runner_arm, METH_VARARGS, "arm(slot, step, reset, limit, explicit_reset): drive this slot here"},
     {"disarm", (PyCFunction)runner_disarm, METH_O, "disarm(slot): leave this slot to the Python life"},
+    {"advance", (PyCFunction)runner_one, METH_O, "advance(slot): one slot; whether it left something beside its row"},
     {"run", (PyCFunction)runner_run, METH_O, "run(slots): advance slots; gives those with something beside their rows"},
     {NULL, NULL, 0, NULL},
 };

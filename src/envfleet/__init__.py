@@ -25,6 +25,30 @@ _WHERE = {
     "VectorizedEnvs": "adapters.plain",
     "FleetVectorEnv": "adapters.gymnasium",
     "episode_seed": "seeding",
+    "PPOConfig": "train",
+    "PPOTrainer": "train",
+    **dict.fromkeys(
+        (
+            "AgentFailed",
+            "AsyncParallelExecutor",
+            "BatchedPolicy",
+            "Collector",
+            "Ledger",
+            "ParallelEnvironmentExecutor",
+            "ParallelRolloutCollector",
+            "Rollout",
+            "Rollouts",
+            "RolloutFailed",
+            "RolloutsFailed",
+            "Segment",
+            "Stats",
+            "ThreadSafeAgent",
+        ),
+        "rollout",
+    ),
+    **dict.fromkeys(
+        ("AsyncEnvClient", "CapacityReached", "HttpEnvClient", "OpenEnvGymnasiumWrapper", "serve"), "remote"
+    ),
     **dict.fromkeys(
         (
             "FleetError",
@@ -77,7 +101,13 @@ if TYPE_CHECKING:
     from envfleet.supervise.faults import Fault as Fault
 
 
+#: Parts one reaches as attributes, without importing them first.
+_PARTS = ("adapters", "envs", "remote", "rollout", "testing", "train")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"envfleet.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'envfleet' has no attribute {name!r}")
 

@@ -39,9 +39,9 @@ class Batch:
         "_ended_rows",
         "_final",
         "_final_info",
-        "_head",
         "_info",
         "_obs",
+        "_raw",
         "_slab",
         "slots",
     )
@@ -54,23 +54,21 @@ class Batch:
         final_info: dict[int, Any],
         copy: bool = True,
     ) -> None:
-        # All scalars of all rows are one record array: one copy here, views on access.
+        # All scalars of a row are one record: one copy of bytes here, a view per field when someone looks.
         index: Slots | slice = _as_slice(slots, slab.num_slots)
-        sliced = isinstance(index, slice)
-        head = slab.head[index]
+        raw = slab.raw[index]
         set_ = object.__setattr__
         set_(self, "slots", slots)
         set_(self, "_slab", slab)
-        set_(self, "_head", head.copy() if copy and sliced else head)
+        set_(self, "_raw", raw.copy() if copy and isinstance(index, slice) else raw)
         set_(self, "_obs", slab.tree("obs", index, copy))
-        set_(
-            self, "_columns", {name: _rows(slab.arrays[f"column/{name}"], index, copy) for name in slab.layout.columns}
-        )
+        columns = slab.layout.columns
+        set_(self, "_columns", {name: _rows(slab.arrays[f"column/{name}"], index, copy) for name in columns})
         set_(self, "_info", info)
         set_(self, "_final_info", final_info)
-        if copy:
+        if copy or not isinstance(index, slice):
             # Final observations are valid at ends only, which are rare: keep those rows, spread them out when asked.
-            ended = np.flatnonzero(self.ended)
+            ended = self.ended.nonzero()[0]
             set_(self, "_ended_rows", ended)
             set_(self, "_final", slab.tree("final_obs", slots[ended], True) if len(ended) else None)
         else:
@@ -92,8 +90,13 @@ class Batch:
             return columns[name]
         raise AttributeError(f"a Batch has no {name!r}; declared columns: {sorted(columns)}")
 
-    def _agent(self, name: str) -> Array:
-        return np.ascontiguousarray(self._head[name][:, 0])
+    def _field(self, name: str) -> Array:
+        """A view of one scalar of every row."""
+        raw, (dtype, offset) = self._raw, self._slab.fields[name]
+        return np.ndarray((len(raw),), dtype, raw, offset, raw.strides)
+
+    def _packed(self, name: str) -> Array:
+        return np.ascontiguousarray(self._field(name))
 
     @property
     def obs(self) -> Any:
@@ -103,74 +106,73 @@ class Batch:
     @property
     def reward(self) -> Array:
         """float64[k]."""
-        return self._agent("reward")
+        return self._packed("reward")
 
     @property
     def terminated(self) -> Array:
         """bool[k]: the episode reached a terminal state."""
-        return self._agent("terminated")
+        return self._packed("terminated")
 
     @property
     def truncated(self) -> Array:
         """bool[k]: the episode was cut short (a time limit, a fault)."""
-        return self._agent("truncated")
+        return self._packed("truncated")
 
     @property
     def ended(self) -> Array:
         """bool[k]: terminated or truncated."""
-        head = self._head
-        ended: Array = np.logical_or(head["terminated"][:, 0], head["truncated"][:, 0])
+        ended: Array = self._field("terminated") | self._field("truncated")
         return ended
 
     @property
     def scored(self) -> Array:
         """bool[k]: this row is a real transition."""
-        return self._agent("scored")
+        return self._packed("scored")
 
     @property
     def active(self) -> Array:
         """bool[k]: there is a running episode that wants an action."""
-        return self._agent("active")
+        return self._packed("active")
 
     @property
     def ep_return(self) -> Array:
         """float64[k]: sum of rewards of the episode so far; complete where `ended`."""
-        return self._agent("ep_return")
+        return self._packed("ep_return")
 
     @property
     def length(self) -> Array:
         """int64[k]: transitions of the episode so far; complete where `ended`."""
-        return np.ascontiguousarray(self._head["length"])
+        return self._packed("length")
 
     @property
     def step(self) -> Array:
         """int64[k]: index of this transition in its episode; -1 on a row from a reset."""
-        return np.ascontiguousarray(self._head["step"])
+        return self._packed("step")
 
     @property
     def episode(self) -> Array:
         """int64[k]: index of the row's episode in its slot, from 0."""
-        return np.ascontiguousarray(self._head["episode"])
+        return self._packed("episode")
 
     @property
     def task(self) -> Array:
         """int64[k]: id of the episode's task, -1 for none; `fleet.task_value(id)` gives the value."""
-        return np.ascontiguousarray(self._head["task"])
+        return self._packed("task")
 
     @property
     def seed(self) -> Array:
         """int64[k]: the seed the episode was reset with, -1 where the env's own stream went on."""
-        return np.ascontiguousarray(self._head["seed"])
+        return self._packed("seed")
 
     @property
     def status(self) -> Array:
         """uint8[k]: `envfleet.layout` READY, FAULT or QUARANTINED."""
-        return np.ascontiguousarray(self._head["status"])
+        return self._packed("status")
 
     @property
     def faulted(self) -> Array:
         """bool[k]: rows that hold no data because their env failed or is quarantined."""
-        return np.isin(self._head["status"], (FAULT, QUARANTINED))
+        return np.isin(self._field("status"), (FAULT, QUARANTINED))
 
     @property
     def final_obs(self) -> Any:
@@ -209,13 +211,15 @@ class Batch:
     def poison(self, slots: Slots) -> None:
         """Overwrite the rows of `slots` (debug mode: they were sent again, so what is here is stale)."""
         rows = np.isin(self.slots, slots)
-        arrays = [self._head["reward"], *self._columns.values()]
-        for tree in (self._obs, self._final):
-            arrays += [leaf for leaf in _flatten(tree) if isinstance(leaf, np.ndarray)]
-        for array in arrays:
-            stale = array[rows]
-            make_loud(stale)
-            array[rows] = stale
+        arrays = [(array, rows) for array in (self._field("reward"), *self._columns.values(), *_flatten(self._obs))]
+        # Of final observations only the rows that ended are kept.
+        ended = rows if self._ended_rows is None else rows[self._ended_rows]
+        arrays += [(array, ended) for array in _flatten(self._final)]
+        for array, which in arrays:
+            if isinstance(array, np.ndarray):
+                stale = array[which]
+                make_loud(stale)
+                array[which] = stale
 
 
 def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:

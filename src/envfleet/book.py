@@ -114,7 +114,7 @@ def checked_slots(slots: Any, everything: Slots) -> tuple[Slots, Slots | None]:
         raise BadArgument(f"slots={slots!r}: give a list of slot numbers, at least one")
     chosen = chosen.astype(np.int64)
     order = None
-    if not (np.diff(chosen) > 0).all():
+    if (chosen[1:] <= chosen[:-1]).any():
         order = np.argsort(chosen, kind="stable")
         chosen = chosen[order]
         if (np.diff(chosen) == 0).any():

@@ -16,7 +16,8 @@ from envfleet.actions import ActionWriter
 from envfleet.backends.base import Backend
 from envfleet.batch import Batch
 from envfleet.book import DONE, IDLE, KEEP, OUT, Book, checked_seed, checked_slots, per_slot
-from envfleet.errors import BadArgument, EnvFailed, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.errors import BadArgument, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.interface import EnvInterface
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
 from envfleet.slab import Slab, Slots
@@ -26,7 +27,7 @@ from envfleet.supervise.supervisor import Policy, Supervisor
 _FOREVER = 1e9
 
 
-class Fleet:
+class Fleet(EnvInterface):
     """Many environments, stepped together or apart.
 
     Made by `envfleet.make`. Not thread-safe: one thread drives a fleet.
@@ -59,6 +60,7 @@ class Fleet:
         self._supervisor = Supervisor(backend, policy, self._book)
         self._writer = ActionWriter(self.slab)
         self._all = np.arange(self.num_envs)
+        self._last_slots = self._all
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
         self._smooth = False  # every slot is the caller's, with a running or waiting episode: `step` may be short
@@ -131,8 +133,8 @@ class Fleet:
     def _give(self, slots: Slots) -> None:
         try:
             self._backend.submit(slots)
-        except KeyboardInterrupt:
-            # An env was interrupted in this very thread: its slots are rebuilt at the next reset.
+        except BaseException:
+            # An env was interrupted in this very thread, or its worker cannot be started: rebuilt at the next reset.
             self._supervisor.lost[slots] = self._supervisor.troubled = True
             self._book.state[slots] = IDLE
             raise
@@ -141,16 +143,16 @@ class Fleet:
         """Slots that are quarantined come back at once; lost ones are rebuilt, and say so in their row."""
         supervisor, state = self._supervisor, self._book.state
         quarantined = supervisor.quarantined[slots]
+        sent = slots[~quarantined]
+        lost = sent[supervisor.lost[sent]].tolist()
+        if command == STEP:
+            for slot in lost:
+                supervisor.sent_lost(slot)  # may raise: before any slot changes hands
         for slot in slots[quarantined].tolist():
             supervisor.quarantine_row(slot)
             state[slot] = DONE
-        slots = slots[~quarantined]
-        lost = slots[supervisor.lost[slots]].tolist()
-        if command == STEP:
-            for slot in lost:
-                supervisor.sent_lost(slot)
         supervisor.prepare_rebuild(lost)
-        return slots
+        return sent
 
     def recv(
         self,
@@ -180,6 +182,8 @@ class Fleet:
         if self._supervisor.pending:
             self._supervisor.raise_pending(got.tolist())
         state[got] = IDLE
+        got.flags.writeable = False
+        self._last_slots = got
         if len(got) == self.num_envs:
             self._smooth = not self._debug and bool((self.slab.head["started"] > 0).all())
         return self._batch(got, copy)
@@ -188,15 +192,17 @@ class Fleet:
         """Until `need` of `wanted` are done. Everything that can go wrong on the way is the supervisor's."""
         backend, supervisor, state = self._backend, self._supervisor, self._book.state
         deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
+        looked = False
         while True:
             missing = need - int(np.count_nonzero(state[wanted] == DONE))
             if missing <= 0:
                 return
             left = deadline - backend.now()
-            if left < 0:
+            if left <= 0 and looked:
                 raise RecvTimeout(wanted[state[wanted] == OUT].tolist(), timeout_s or 0.0)
+            looked = True  # once at least: timeout_s=0 asks for what is there
             supervisor.rebuild_due()
-            finished = backend.wait(missing, min(left, supervisor.next_look_s()))
+            finished = backend.wait(missing, min(max(left, 0.0), supervisor.next_look_s()))
             if finished:
                 supervisor.take(finished)
                 supervisor.look()
@@ -216,7 +222,13 @@ class Fleet:
 
     def step(self, actions: Any, copy: bool = True) -> Batch:
         """Step all slots: `send` and `recv` of all."""
-        if not self._smooth or self._supervisor.troubled or self._book.has_late or self._closed:
+        if (
+            not self._smooth
+            or self._supervisor.troubled
+            or self._book.has_late
+            or self._closed
+            or os.getpid() != self.plan.pid
+        ):
             self.send(actions)
             return self.recv(self._all, copy=copy)
         # The same as above without the checks that cannot fail here: every slot is the caller's and has an episode.
@@ -309,57 +321,6 @@ class Fleet:
         """The task behind an id of the column `task` (None for -1)."""
         return self._book.task_value(int(task))
 
-    # -- the envs' own interface --------------------------------------------------------------------------------
-
-    def call(self, name: str, *args: Any, slots: Sequence[int] | Slots | None = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each env (or read an attribute) through its wrappers; one result per slot."""
-        return self._call("call", name, args, kwargs, slots)
-
-    def get_attr(self, name: str, slots: Sequence[int] | Slots | None = None) -> tuple[Any, ...]:
-        """An attribute of each env."""
-        return self.call(name, slots=slots)
-
-    def set_attr(self, name: str, values: Any, slots: Sequence[int] | Slots | None = None) -> None:
-        """Set an attribute of each env: a list or tuple has one value per slot, anything else goes to all."""
-        each = per_slot("values", values, len(self._slots(slots)[0]))
-        self._call("call", "__set__", [(name, value) for value in each], {}, slots, each=True)
-
-    def render(self, slot: int = 0) -> Any:
-        """What `env.render()` of one slot gives."""
-        return self._call("render", "render", (), {}, [slot])[0]
-
-    def _call(self, phase: str, name: str, args: Any, kwargs: Any, slots: Any, each: bool = False) -> tuple[Any, ...]:
-        chosen, order = self._slots(slots)
-        out = chosen[self._book.state[chosen] == OUT]
-        if len(out):
-            raise SlotBusy(out.tolist(), f"recv() them before calling {name!r}")
-        if each and order is not None:
-            args = [args[i] for i in order]
-        self._backend.call(chosen.tolist(), phase, name, args, kwargs, each)
-        results: dict[int, Any] = {}
-        supervisor = self._supervisor
-        while len(results) < len(chosen):
-            results.update(self._backend.replies(supervisor.next_look_s()))
-            before = len(supervisor.faults)
-            finished = self._backend.wait(1, 0.0)
-            if finished:
-                supervisor.take(finished)
-            supervisor.look(force=True)
-            for fault in supervisor.faults[before:]:
-                if fault.slot in chosen and fault.slot not in results:
-                    raise fault.error()
-        for slot in chosen.tolist():
-            if isinstance(results[slot], Failure):
-                failure = results[slot]
-                record = supervisor._record(
-                    slot, "failed", phase, failure.summary, failure=failure, traceback=failure.traceback
-                )
-                error = record.error()
-                assert isinstance(error, EnvFailed)
-                raise error
-        ordered = chosen if order is None else chosen[np.argsort(order)]
-        return tuple(results[slot] for slot in ordered.tolist())
-
     # -- ending -------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = 4.0) -> None:
@@ -406,9 +367,13 @@ class Fleet:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise FleetClosed
+        if os.getpid() != self.plan.pid:
+            raise FleetClosed("a fleet of the process this one was forked from")
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()
+        if slots is self._last_slots:
+            return self._last_slots, None  # our own array, read-only: what the last batch said
         return checked_slots(slots, self._all)
 
     def _refuse_unless_idle(self, slots: Slots) -> None:

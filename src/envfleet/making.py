@@ -10,6 +10,7 @@ import gymnasium as gym
 
 from envfleet.auto import decide
 from envfleet.backends.base import Backend, Loss
+from envfleet.backends.remote import RemoteBackend, is_remote, remote_factory
 from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
 from envfleet.fleet import Fleet
 from envfleet.layout import Layout, leaves_of
@@ -21,7 +22,7 @@ from envfleet.supervise.supervisor import Policy
 if TYPE_CHECKING:
     from envfleet.adapters.gymnasium import FleetVectorEnv
 
-BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm", "scripted")
+BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm", "remote", "scripted")
 
 
 def make(
@@ -36,7 +37,7 @@ def make(
     wrappers: Sequence[Callable[[Any], Any]] = (),
     on_end: str = "reset",
     columns: Mapping[str, gym.Space[Any]] | None = None,
-    on_fault: str = "raise",
+    on_fault: str | None = None,
     max_restarts: int = 3,
     init_timeout_s: float = 120.0,
     reset_timeout_s: float = 60.0,
@@ -47,7 +48,8 @@ def make(
     """A fleet of environments.
 
     Args:
-        env: a Gymnasium id, an EnvSpec, a callable that builds an env, or a list of callables with the same spaces.
+        env: a Gymnasium id, an EnvSpec, a callable that builds an env, a list of callables with the same spaces, or the
+            address (or addresses) of OpenEnv servers, of which every slot is a session.
         num_envs: how many slots (1 if not given; with a list, its length).
         backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose.
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
@@ -59,7 +61,7 @@ def make(
         wrappers: callables put around each env, innermost first.
         on_end: "reset" begins the next episode in the same step; "wait" leaves the env at its end until it is sent again.
         columns: values of `info` to be stored as columns, name -> space.
-        on_fault: "raise" an error, or "restart" the env and mark its row.
+        on_fault: "raise" an error (the default), or "restart" the env and mark its row (the default with servers).
         max_restarts: restarts of a slot without a completed episode in between, before it is quarantined.
         init_timeout_s: how long a constructor may take.
         reset_timeout_s: how long a reset may take.
@@ -74,6 +76,7 @@ def make(
         (2, 4)
     """
     _check("on_end", on_end, ("reset", "wait"))
+    on_fault = on_fault or ("restart" if is_remote(env) else "raise")
     _check("on_fault", on_fault, ("raise", "restart"))
     if num_workers is not None and (
         isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
@@ -85,6 +88,10 @@ def make(
     for name, space in (columns or {}).items():
         if len(leaves := leaves_of(space)) != 1 or not leaves[0].is_column:
             raise BadArgument(f"column {name!r}: {space} has no single fixed-shape array")
+    if is_remote(env):
+        env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
+    elif backend == "remote":
+        raise BadArgument("backend 'remote' wants addresses of servers as its first argument, e.g. 'http://host:8000'")
     factories, spec = factories_for(env, num_envs, env_kwargs, wrappers)
     recipe = Recipe(
         factories, on_end, dict(columns or {}), init_timeout_s, reset_timeout_s, step_timeout_s, blas_threads, spec
@@ -118,6 +125,24 @@ def make_vec(
     copy = options.pop("copy", True)
     fleet = make(env, num_envs, on_end="reset" if mode == gym.vector.AutoresetMode.SAME_STEP else "wait", **options)
     return FleetVectorEnv(fleet, mode, copy=copy)
+
+
+def _sessions(
+    env: Any,
+    env_kwargs: Mapping[str, Any] | None,
+    backend: str | Backend,
+    reset_timeout_s: float,
+    step_timeout_s: float,
+) -> tuple[Any, None, Backend]:
+    """Addresses of servers: a factory of sessions and the backend that holds them."""
+    if backend not in ("auto", "remote"):
+        raise BadArgument(f"addresses of servers only go with backend 'remote', not {backend!r}")
+    waits = {
+        "capacity_timeout_s": reset_timeout_s,
+        "down_timeout_s": reset_timeout_s,
+        "message_timeout_s": step_timeout_s,
+    }
+    return remote_factory(env, {**waits, **(env_kwargs or {})}), None, RemoteBackend()
 
 
 def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug: bool) -> Fleet:
@@ -180,7 +205,7 @@ def _backend(
     backend: str | Backend, num_workers: int | None, start_method: str | None, isolate: bool | None, recipe: Recipe
 ) -> tuple[Backend, str]:
     if isinstance(backend, Backend):
-        return backend, "given"
+        return backend, "sessions with servers" if backend.name == "remote" else "given"
     _check("backend", backend, BACKENDS)
     reason = "asked for"
     if backend == "auto":

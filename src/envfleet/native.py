@@ -64,6 +64,8 @@ def make_runner(
         life = lives[slot]
         life.release()
         drive(life, life.advance(), enter)
+        if life.abandoned:
+            return False
         if life.failure is None:
             parts = armed_parts(life)
             if parts is not None:

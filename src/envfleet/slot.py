@@ -8,15 +8,14 @@ So there is one autoreset, not one per backend.
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable, Generator
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from envfleet.layout import FAULT, READY, REBUILD, RESET, fits, leaves_of, scatter
+from envfleet.results import attribute, checked_info, number_of, snapshot_value, task_routes, unpack_result
 from envfleet.slab import Slab
 from envfleet.supervise.faults import Failure
 
@@ -70,7 +69,7 @@ class SlotLife:
         if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
             raise TypeError(f"the factory returned {type(env).__name__}, which has no reset and step")
         self.env = env
-        self._reset_takes_task, self._set_task = _task_routes(env)
+        self._reset_takes_task, self._set_task = task_routes(env)
 
     def attach(self, slab: Slab) -> None:
         """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
@@ -114,25 +113,26 @@ class SlotLife:
 
     def take_step(self, result: Any) -> Calls:
         """Write what a step returned, and begin the next episode if it ended one."""
-        # The head is written last: if anything before it fails, the row still tells of the last good transition.
+        # The head is written last and `obs` before it: if any part of the result is bad, the row still tells of the
+        # last good transition.
         slot = self.slot
-        obs, reward, terminated, truncated, info = _unpack(result, 5, "step")
-        terminated, truncated, reward, info = bool(terminated), bool(truncated), _number(reward), _checked_info(info)
+        obs, reward, terminated, truncated, info = unpack_result(result, 5, "step")
+        terminated, truncated, reward, info = bool(terminated), bool(truncated), number_of(reward), checked_info(info)
         step, ep_return = int(self._now_length[slot]), self._now_return[slot, 0] + reward
         episode, task, seed = self._started[slot] - 1, self._now_task[slot], self._now_seed[slot]
         if not (terminated or truncated):
-            self.write_obs(obs, "obs")
-            self._write_columns(info)
             self.info = self.keep(info) if info else None
+            self._write_columns(info)
+            self.write_obs(obs, "obs")
         elif self.on_end == "reset":
             self.write_obs(obs, "final_obs")
             self.final_info = self.keep(info) if info else None
             self.info = yield from self._reset_env()
         else:
+            self.info = self.keep(info) if info else None
+            self._write_columns(info)
             self.write_obs(obs, "final_obs")
             self.write_obs(obs, "obs")
-            self._write_columns(info)
-            self.info = self.keep(info) if info else None
             self._active[slot, 0] = False
             self._waiting[slot] = True
         if not ((terminated or truncated) and self.on_end == "reset"):
@@ -170,6 +170,7 @@ class SlotLife:
         slot = self.slot
         seed, task = int(self._next_seed[slot]), int(self._next_task[slot])
         self._next_seed[slot] = -1
+        self._now_task[slot], self._now_seed[slot] = task, seed  # before the call: a fault in it names them
         kwargs: dict[str, Any] = {} if seed < 0 else {"seed": seed}
         options, self.options = self.options, None
         if task >= 0:
@@ -189,16 +190,16 @@ class SlotLife:
     def take_reset(self, result: Any, task: int = -1, seed: int = -1) -> Any:
         """Write what a reset returned; gives the info as it is kept."""
         slot = self.slot
-        obs, info = _unpack(result, 2, "reset")
-        info = _checked_info(info)
-        self.write_obs(obs, "obs")
+        obs, info = unpack_result(result, 2, "reset")
+        info = checked_info(info)
+        self.info = self.keep(info) if info else None
         self._write_columns(info)
+        self.write_obs(obs, "obs")
         self._now_task[slot], self._now_seed[slot] = task, seed
         self._now_length[slot], self._now_return[slot, 0] = 0, 0.0
         self._started[slot] += 1
         self._active[slot, 0] = True
         self._waiting[slot] = False
-        self.info = self.keep(info) if info else None
         return self.info
 
     def fail(self, error: BaseException) -> None:
@@ -280,12 +281,15 @@ class SlotLife:
         arrays = self._obs if kind == "obs" else self._final_obs
         values = scatter(self._obs_leaves, obs)
         try:
-            checked = [fits(leaf, value) if leaf.is_column else value for leaf, value in zip(self._obs_leaves, values)]
+            checked = [
+                fits(leaf, value) if leaf.is_column else self.keep(value)
+                for leaf, value in zip(self._obs_leaves, values)
+            ]
         except (ValueError, TypeError) as error:
             raise type(error)(f"the observation of {self.phase}() has {error}") from None
         for i, (array, value) in enumerate(zip(arrays, checked)):
             if array is None:
-                self.slab.mail[kind][i][slot] = self.keep(value)
+                self.slab.mail[kind][i][slot] = value
             else:
                 array[slot, 0] = value
 
@@ -299,7 +303,7 @@ class SlotLife:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the env, or read an attribute, through its wrappers."""
         self.release()
-        value = _attribute(self.env, name)
+        value = attribute(self.env, name)
         return value(*args, **kwargs) if callable(value) else value
 
     def set_attr(self, name: str, value: Any) -> None:
@@ -325,23 +329,25 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
     Returns False when the calls failed (the row is then a FAULT row) or were given up.
     """
     life.phase = phase
+    result: Any = None
     try:
-        phase, function, args, kwargs = next(calls)
         while True:
+            # Around the generator only: a StopIteration of the env (its data ran out) is a failure like any other.
+            try:
+                phase, function, args, kwargs = calls.send(result)
+            except StopIteration:
+                return True
             life.phase = phase
             enter(life.slot, phase)
             result = function(*args, **kwargs)
             if life.abandoned:
                 return False
-            phase, function, args, kwargs = calls.send(result)
-    except StopIteration:
-        return True
-    except (Exception, SystemExit) as error:
-        life.fail(error)
-        return False
-    except BaseException as error:  # KeyboardInterrupt: the slot's env is in an unknown state, the caller decides
+    except KeyboardInterrupt as error:  # the slot's env is in an unknown state, the caller decides
         life.fail(error)
         raise
+    except BaseException as error:
+        life.fail(error)
+        return False
     finally:
         life.phase = "idle"
         enter(-1, "idle")
@@ -349,86 +355,3 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
 
 def _unwatched(slot: int, phase: str) -> None:
     return None
-
-
-def snapshot_value(value: Any) -> Any:
-    """A copy of the containers and arrays in a value, because envs reuse and change what they return.
-
-    Other objects are passed on as they are.
-    """
-    kind = type(value)
-    if kind is dict:
-        return {key: snapshot_value(item) for key, item in value.items()}
-    if kind is list:
-        return [snapshot_value(item) for item in value]
-    if kind is tuple:
-        return tuple(snapshot_value(item) for item in value)
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value
-
-
-def describe(env: Any) -> dict[str, Any]:
-    """What the parent wants to know of an env: spaces, metadata, render mode, spec, declared columns."""
-    observation_space, action_space = getattr(env, "observation_space", None), getattr(env, "action_space", None)
-    if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
-        raise TypeError(f"{type(env).__name__} has no observation_space and action_space of Gymnasium")
-    try:
-        columns = _attribute(env, "envfleet_columns")
-    except AttributeError:
-        columns = {}
-    return {
-        "observation_space": observation_space,
-        "action_space": action_space,
-        "metadata": dict(getattr(env, "metadata", None) or {}),
-        "render_mode": getattr(env, "render_mode", None),
-        "spec": getattr(env, "spec", None),
-        "columns": dict(columns),
-    }
-
-
-def _attribute(env: Any, name: str) -> Any:
-    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
-
-
-def _task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
-    """How a task reaches this env: `reset(task=…)` if it takes that, else `set_task(…)`, else reset's options."""
-    try:
-        takes = "task" in inspect.signature(env.reset).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        takes = False
-    if takes:
-        return True, None
-    try:
-        set_task = _attribute(env, "set_task")
-    except AttributeError:
-        return False, None
-    return False, set_task if callable(set_task) else None
-
-
-def _unpack(result: Any, count: int, phase: str) -> Any:
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError(f'{phase}() is "async def": run this env with backend="aio"')
-    if not isinstance(result, (tuple, list)) or len(result) != count:
-        names = "(obs, reward, terminated, truncated, info)" if phase == "step" else "(obs, info)"
-        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
-        raise TypeError(f"{phase}() returned {got}, not {names}")
-    return result
-
-
-def _checked_info(info: Any) -> dict[str, Any]:
-    if not isinstance(info, dict):
-        raise TypeError(f"info is {type(info).__name__}, not a dict")
-    return info
-
-
-def _number(reward: Any) -> float:
-    try:
-        return float(reward)
-    except (TypeError, ValueError):
-        array = np.asarray(reward)
-        if array.size == 1 and array.dtype.kind in "fiub":
-            return float(array.item())
-        raise TypeError(f"reward is {reward!r}, not a number") from None

@@ -13,20 +13,19 @@ from servers import NEW, OLD, OfficialServer
     params=[NEW, pytest.param(OLD, marks=pytest.mark.full)],
     ids=["openenv-0.10", "openenv-core-0.3"],
 )
-def official(request):
-    """An official server with room for many; one process for the whole run."""
-    with OfficialServer(request.param, sessions=16) as server:
-        yield server
+def officials(request):
+    """Official servers with session limits 1, 4 and 16: one process for the whole run."""
+    with OfficialServer(request.param, sessions=(1, 4, 16)) as server:
+        yield server.parts
 
 
-@pytest.fixture(scope="session")
-def small():
-    """Servers with limits 1, 4 and 16."""
-    servers = [OfficialServer(NEW, sessions=n) for n in (1, 4, 16)]
-    try:
-        for server in servers:
-            server.launch()
-        yield [server.wait() for server in servers]
-    finally:
-        for server in servers:
-            server.kill()
+@pytest.fixture
+def official(officials):
+    """An official server with room for 16."""
+    return officials[2]
+
+
+@pytest.fixture
+def small(officials):
+    """Official servers with limits 1, 4 and 16."""
+    return officials

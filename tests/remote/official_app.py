@@ -17,7 +17,6 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 LATENCY_S = float(os.environ.get("LATENCY_S", "0"))
-LIVE = 0
 
 
 class CountAction(Action):
@@ -38,16 +37,17 @@ class CountState(State):
 class CountEnvironment(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
+    live = 0  # environments of this class that are open; every app has a class of its own
+
     def __init__(self) -> None:
-        global LIVE
         super().__init__()
-        LIVE += 1
+        type(self).live += 1
         self._n, self._horizon, self._last, self._episode = 0, 10, "", None
         self._open = True
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, horizon: int = 10, **kwargs: Any):
         self._n, self._horizon, self._episode = 0, horizon, episode_id
-        return CountObservation(echoed=f"ready {seed}", n=0, live=LIVE, done=False, reward=None)
+        return CountObservation(echoed=f"ready {seed}", n=0, live=type(self).live, done=False, reward=None)
 
     def _answer(self, action: CountAction) -> CountObservation:
         if action.message == "raise":
@@ -57,7 +57,7 @@ class CountEnvironment(Environment):
         return CountObservation(
             echoed=action.message,
             n=self._n,
-            live=LIVE,
+            live=type(self).live,
             reward=0.1 * len(action.message),
             done=self._n >= self._horizon,
             metadata={"from": "official"},
@@ -73,10 +73,9 @@ class CountEnvironment(Environment):
         return CountState(episode_id=self._episode, step_count=self._n, last=self._last)
 
     def close(self) -> None:
-        global LIVE
         if self._open:
             self._open = False
-            LIVE -= 1
+            type(self).live -= 1
 
 
 class AsyncCountEnvironment(CountEnvironment):
@@ -86,29 +85,40 @@ class AsyncCountEnvironment(CountEnvironment):
         return self._answer(action)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--sessions", type=int, default=1)
-    parser.add_argument("--use-async", action="store_true")
-    args = parser.parse_args()
-    app = create_fastapi_app(
-        AsyncCountEnvironment if args.use_async else CountEnvironment,
-        CountAction,
-        CountObservation,
-        max_concurrent_envs=args.sessions,
-    )
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", args.port))
+def make_app(base, sessions: int):
+    env = type(base.__name__, (base,), {"live": 0})
+    app = create_fastapi_app(env, CountAction, CountObservation, max_concurrent_envs=sessions)
 
     @app.get("/live")
     def live() -> dict:
-        return {"live": LIVE}
+        return {"live": env.live}
 
-    sock.listen(1024)
-    print(sock.getsockname()[1], flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[sock])
+    return app
+
+
+async def serve(apps, sockets) -> None:
+    servers = [uvicorn.Server(uvicorn.Config(app, log_level="warning")) for app in apps]
+    await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in zip(servers, sockets)))
+
+
+def main() -> None:
+    """One server for each session limit, all in this process: importing the package is what takes long."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ports", type=int, nargs="+")
+    parser.add_argument("--sessions", type=int, nargs="+")
+    parser.add_argument("--use-async", action="store_true")
+    args = parser.parse_args()
+    base = AsyncCountEnvironment if args.use_async else CountEnvironment
+    apps = [make_app(base, sessions) for sessions in args.sessions]
+    sockets = []
+    for port in args.ports:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        sock.listen(1024)
+        sockets.append(sock)
+    print(*(sock.getsockname()[1] for sock in sockets), flush=True)
+    asyncio.run(serve(apps, sockets))
 
 
 if __name__ == "__main__":

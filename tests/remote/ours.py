@@ -1,9 +1,11 @@
 """Our server as a process of its own, as `envfleet serve` runs it."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent.parent / "src"
@@ -18,19 +20,33 @@ sys.exit(args.run(args))
 
 
 class OurServer:
-    """`envfleet serve ENV --port 0 …`; `url` once entered."""
+    """`envfleet serve ENV --port 0 …`; `url` once entered. `kill()` and `start()` model a crash and a comeback."""
 
-    def __init__(self, env: str, *options: str, variables: dict | None = None):
-        self.command = [sys.executable, "-c", COMMAND, "serve", env, "--port", "0", *options]
-        self.variables = variables or {}
+    def __init__(self, env: str, *options: str):
+        self.command = [sys.executable, "-c", COMMAND, "serve", env, *options]
+        self.port = "0"
 
     def __enter__(self):
+        return self.start()
+
+    def start(self):
         paths = os.pathsep.join([str(SRC), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, **self.variables, "PYTHONPATH": paths}
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True, env=env)
+        env = {**os.environ, "PYTHONPATH": paths}
+        command = [*self.command, "--port", self.port]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         self.line = self.process.stdout.readline()
         self.url = self.line.split(" on ")[1].split(" ")[0]
+        self.port = self.url.rpartition(":")[2]
         return self
+
+    def live(self) -> int:
+        with urllib.request.urlopen(self.url + "/health", timeout=10) as response:
+            return json.load(response)["active_sessions"]
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
 
     def __exit__(self, *exc):
         self.stop()
@@ -39,6 +55,6 @@ class OurServer:
         """As Ctrl-C does; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(20)
+        code = self.process.wait(30)
         self.process.stdout.close()
         return code

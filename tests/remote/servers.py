@@ -34,26 +34,43 @@ def interpreter(package: str) -> Path:
     return python
 
 
-class OfficialServer:
-    """An official server process; `url` once entered. `kill()` and `start()` model a crash and a comeback."""
+class Part:
+    """One server of an official process."""
 
-    def __init__(self, package: str = NEW, sessions: int = 1, use_async: bool = False, latency_s: float = 0.0):
-        self.package, self.sessions, self.use_async, self.latency_s = package, sessions, use_async, latency_s
-        self.port = 0
-        self.process: subprocess.Popen | None = None
+    def __init__(self, package: str, sessions: int, port: int):
+        self.package, self.sessions, self.port = package, sessions, port
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> "OfficialServer":
-        self.launch()
-        return self.wait()
+    def live(self) -> int:
+        """How many environments exist on the server right now."""
+        with urllib.request.urlopen(self.url + "/live", timeout=30) as response:
+            return json.load(response)["live"]
 
-    def launch(self) -> None:
-        """Start the process without waiting for it: importing the official package takes seconds."""
-        command = [str(interpreter(self.package)), str(HERE / "official_app.py"), "--port", str(self.port)]
-        command += ["--sessions", str(self.sessions), *(["--use-async"] if self.use_async else [])]
+
+class OfficialServer(Part):
+    """A process with official servers, one for each session limit; as a Part it is the last of them.
+
+    `kill()` and `start()` model a crash and a comeback on the same ports.
+    """
+
+    def __init__(self, package=NEW, sessions=1, use_async=False, latency_s=0.0):
+        self.limits = sessions if isinstance(sessions, tuple) else (sessions,)
+        super().__init__(package, self.limits[-1], 0)
+        self.ports = [0] * len(self.limits)
+        self.use_async, self.latency_s = use_async, latency_s
+        self.process: subprocess.Popen | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        return [Part(self.package, limit, port) for limit, port in zip(self.limits, self.ports)]
+
+    def start(self) -> "OfficialServer":
+        command = [str(interpreter(self.package)), str(HERE / "official_app.py")]
+        command += ["--ports", *map(str, self.ports), "--sessions", *map(str, self.limits)]
+        command += ["--use-async"] if self.use_async else []
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -61,12 +78,11 @@ class OfficialServer:
             text=True,
             env={**os.environ, "LATENCY_S": str(self.latency_s)},
         )
-
-    def wait(self) -> "OfficialServer":
-        line = self.process.stdout.readline().strip()
-        if not line.isdigit():
-            raise RuntimeError(f"the official server did not start: {line!r}")
-        self.port = int(line)
+        line = self.process.stdout.readline()
+        if not line.strip():
+            raise RuntimeError(f"the official server did not start: {' '.join(command)}")
+        self.ports = [int(port) for port in line.split()]
+        self.port = self.ports[-1]
         return self
 
     def kill(self) -> None:
@@ -75,11 +91,6 @@ class OfficialServer:
             self.process.wait()
             self.process.stdout.close()
             self.process = None
-
-    def live(self) -> int:
-        """How many environments exist on the server right now."""
-        with urllib.request.urlopen(self.url + "/live") as response:
-            return json.load(response)["live"]
 
     def __enter__(self) -> "OfficialServer":
         return self.start()

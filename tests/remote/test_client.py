@@ -4,7 +4,8 @@ import threading
 import time
 
 import pytest
-from servers import NEW, OfficialServer
+from ours import OurServer
+from servers import NEW, OLD, OfficialServer
 
 from envfleet.errors import BadArgument, FleetClosed, ResetNeeded
 from envfleet.remote import (
@@ -158,18 +159,18 @@ def test_options_are_checked():
         HttpEnvClient([])
 
 
-def test_capacity_is_a_typed_error_after_its_deadline(official):
-    table = CapacityTable()
-    with OfficialServer(official.package, sessions=1) as server:
-        with HttpEnvClient(server.url, capacity=table) as holder:
-            holder.reset()
-            other = HttpEnvClient(server.url, capacity=table, capacity_timeout_s=0.3)
-            with pytest.raises(CapacityReached) as error:
-                other.reset()
-            assert (error.value.active, error.value.max) == (1, 1) and error.value.waited_s >= 0.3
-            assert holder.step({"message": "x"}).observation.n == 1
-        assert other.reset().observation.n == 0, "the same client gets in once there is room"
-        other.close()
+def test_capacity_is_a_typed_error_after_its_deadline(small):
+    table, url = CapacityTable(), small[0].url
+    with HttpEnvClient(url, capacity=table) as holder:
+        holder.reset()
+        other = HttpEnvClient(url, capacity=table, capacity_timeout_s=0.3)
+        with pytest.raises(CapacityReached) as error:
+            other.reset()
+        assert (error.value.active, error.value.max) == (1, 1) and error.value.waited_s >= 0.3
+        assert holder.step({"message": "x"}).observation.n == 1
+    other.close()
+    with HttpEnvClient(url, capacity=table) as other:
+        assert other.reset().observation.n == 0, "there is room again"
 
 
 def test_the_last_client_out_stops_the_thread(official):
@@ -220,13 +221,22 @@ def test_more_sessions_wanted_than_there_are(small, wanted):
     until(lambda: sum(server.live() for server in small) == 0)
 
 
-def test_a_server_that_comes_back(official):
-    with OfficialServer(NEW, sessions=4) as server, HttpEnvClient(server.url, down_timeout_s=30) as client:
+@pytest.mark.parametrize(
+    "server",
+    [
+        OurServer("Echo", "--backend", "serial"),
+        pytest.param(OfficialServer(NEW, sessions=4), marks=pytest.mark.full),
+        pytest.param(OfficialServer(OLD, sessions=4), marks=pytest.mark.full),
+    ],
+    ids=["ours", "openenv-0.10", "openenv-core-0.3"],
+)
+def test_a_server_that_comes_back(server):
+    with server, HttpEnvClient(server.url, down_timeout_s=60) as client:
         client.reset()
         server.kill()
         with pytest.raises(SessionLost):
             client.step({"message": "x"})
-        back = threading.Timer(0.2, server.start)
+        back = threading.Thread(target=server.start)
         back.start()
-        assert client.reset(seed=5).observation.echoed == "ready 5"
+        assert client.reset(seed=5).observation.n == 0
         back.join()

@@ -67,7 +67,7 @@ def brute_force_four(board, side):
 def test_wins_agrees_with_a_search_of_the_whole_board():
     rng = np.random.default_rng(0)
     ended = 0
-    for _ in range(300):
+    for _ in range(80):
         board, side = np.zeros((6, 7), np.int8), 1
         while legal := legal_columns(board):
             column = int(rng.choice(legal))
@@ -77,7 +77,7 @@ def test_wins_agrees_with_a_search_of_the_whole_board():
                 ended += 1
                 break
             side = -side
-    assert ended > 250
+    assert ended > 60
 
 
 def test_minimax_takes_a_win_and_blocks_one():
@@ -108,7 +108,7 @@ def random_move(rng, info):
 
 def test_levels_are_ordered():
     rate = {
-        level: np.mean([play(make_level(level), seed, random_move)[1] == 1 for seed in range(60)]) for level in LEVELS
+        level: np.mean([play(make_level(level), seed, random_move)[1] == 1 for seed in range(40)]) for level in LEVELS
     }
     assert rate["easy"] > rate["medium"] + 0.1 > rate["hard"], rate
     assert level_tasks()[-1] == {"level": "hard"}

@@ -7,7 +7,7 @@ pool. A stuck coroutine is cancelled, a stuck thread abandoned; either way the s
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import inspect
 import threading
 import time
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import Finished, Loss
+from envfleet.backends.done import DoneList
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.pool import DaemonPool
 from envfleet.recipe import Recipe
@@ -25,7 +26,6 @@ from envfleet.slab import Slots
 from envfleet.slot import Calls, SlotLife, drive
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
-from envfleet.supervise.worker import call_life
 
 
 class AioBackend(LocalBackend):
@@ -36,7 +36,7 @@ class AioBackend(LocalBackend):
     def __init__(self, num_workers: int | None = None) -> None:
         super().__init__()
         self._wanted = num_workers
-        self._done: SimpleQueue[list[int]] = SimpleQueue()
+        self._done = DoneList()
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._stuck: list[tuple[int, str]] = []
@@ -55,14 +55,12 @@ class AioBackend(LocalBackend):
         built: dict[int, Described] = {}
         deadline = time.monotonic() + recipe.init_timeout_s * -(-recipe.num_slots // self.num_workers)
         while len(built) < len(self.lives):
-            try:
-                for slot in self._done.get(timeout=max(0.01, deadline - time.monotonic())):
-                    built[slot] = self._described(self.lives[slot])
-            except Empty:
-                for life in self.lives:
-                    if life.slot not in built:
-                        text = f"__init__ took longer than init_timeout_s={recipe.init_timeout_s:g}"
-                        built[life.slot] = Failure("init", text, self.kill(life.slot))
+            for slot in self._done.take(1, max(0.01, deadline - time.monotonic())):
+                built[slot] = self._described(self.lives[slot])
+            for life in self.lives if time.monotonic() > deadline else ():
+                if life.slot not in built:
+                    text = f"__init__ took longer than init_timeout_s={recipe.init_timeout_s:g}"
+                    built[life.slot] = Failure("init", text, self.kill(life.slot))
         return built
 
     def _run_loop(self) -> None:
@@ -86,57 +84,58 @@ class AioBackend(LocalBackend):
 
     def _report(self, life: SlotLife) -> None:
         if not life.abandoned:
-            self._done.put([life.slot])
+            self._done.add(life.slot)
 
     async def _drive(self, life: SlotLife, calls: Calls) -> None:
         """The asyncio twin of `slot.drive`: the same calls, awaited where they can be."""
         enter = self.pulses[life.slot].enter
-        if life.env is not None and not _is_async(life.env):
-            await self._loop.run_in_executor(self._pool, drive, life, calls, enter)
-            return
+        result: Any = None
         try:
-            phase, function, args, kwargs = next(calls)
-            while True:
+            while not life.abandoned:
+                try:
+                    phase, function, args, kwargs = calls.send(result)
+                except StopIteration:
+                    return
                 life.phase = phase
                 enter(life.slot, phase)
                 if inspect.iscoroutinefunction(function):
                     result = await function(*args, **kwargs)
                 else:
-                    result = await self._loop.run_in_executor(self._pool, functools.partial(function, *args, **kwargs))
+                    result, error = await self._loop.run_in_executor(self._pool, _outcome, function, args, kwargs)
+                    if error is not None:
+                        life.fail(error)
+                        return
                     if inspect.isawaitable(result):
                         result = await result
-                if life.abandoned:
-                    return
-                phase, function, args, kwargs = calls.send(result)
-        except StopIteration:
-            pass
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             life.fail(error)
+            if life.abandoned:
+                raise  # cancelled because it was stuck
         finally:
             life.phase = "idle"
             enter(-1, "idle")
 
     def submit(self, slots: Slots) -> None:
-        """Start a coroutine per slot."""
-        self._spawn([(slot, self._advance(self.lives[slot])) for slot in slots.tolist()])
+        """Start a coroutine per slot; ordinary envs go straight to the pool, the loop has nothing to add for them."""
+        awaited = []
+        for slot in slots.tolist():
+            life = self.lives[slot]
+            if life.env is None or _is_async(life.env):
+                awaited.append((slot, self._advance(life)))
+            else:
+                self._pool.run(self._advance_ordinary, life)
+        if awaited:
+            self._spawn(awaited)
+
+    def _advance_ordinary(self, life: SlotLife) -> None:
+        # No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already.
+        with contextlib.suppress(KeyboardInterrupt):
+            drive(life, life.advance(), self.pulses[life.slot].enter)
+        self._report(life)
 
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Collect what has finished."""
-        done: list[int] = []
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                while True:
-                    done += self._done.get_nowait()
-            except Empty:
-                left = deadline - time.monotonic()
-                if len(done) >= at_least or left <= 0:
-                    break
-            try:
-                done += self._done.get(timeout=left)
-            except Empty:
-                break
-        return self._finish(done)
+        return self._finish(self._done.take(at_least, timeout_s))
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call on the loop (async methods) or in its pool (ordinary ones)."""
@@ -150,10 +149,12 @@ class AioBackend(LocalBackend):
         pulse = self.pulses[slot]
         try:
             pulse.enter(slot, phase)
-            answer = await self._loop.run_in_executor(self._pool, call_life, life, phase, name, args, kwargs)
+            answer = await self._loop.run_in_executor(self._pool, self._call_now, slot, phase, name, args, kwargs)
             if inspect.isawaitable(answer):
                 answer = await answer
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if life.abandoned:
+                raise
             answer = Failure.of(error, phase)
         pulse.enter(-1, "idle")
         if not life.abandoned:
@@ -182,7 +183,7 @@ class AioBackend(LocalBackend):
         self.pulses[worker] = Pulse.local(1)[0]
         if task is not None:
             self._loop.call_soon_threadsafe(task.cancel)
-        if life.env is not None and not _is_async(life.env):
+        if life.env is None or not _is_async(life.env):
             self._stuck.append((worker, phase))
             self._pool.grow()
         return stack
@@ -226,6 +227,14 @@ class AioBackend(LocalBackend):
             except (Exception, SystemExit) as error:
                 problems.append((life.slot, Failure.of(error, "close")))
             self.pulses[life.slot].enter(-1, "idle")
+
+
+def _outcome(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    """A call's result or error as a value: futures cannot carry every exception (StopIteration, KeyboardInterrupt)."""
+    try:
+        return function(*args, **kwargs), None
+    except BaseException as error:
+        return None, error
 
 
 def _is_async(env: Any) -> bool:

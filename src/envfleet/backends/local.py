@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from envfleet.backends.base import Backend, Finished, Loss
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
+from envfleet.results import describe
 from envfleet.slab import Slab
-from envfleet.slot import SlotLife, describe
+from envfleet.slot import SlotLife
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.worker import call_life
 
@@ -78,7 +80,11 @@ class LocalBackend(Backend):
     def _call_now(self, slot: int, phase: str, name: str, args: Any, kwargs: Any) -> Any:
         try:
             return call_life(self.lives[slot], phase, name, args, kwargs)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt as error:
+            if threading.current_thread() is threading.main_thread():
+                raise
+            return Failure.of(error, phase)  # no Ctrl-C ever arrives in another thread: the env raised it
+        except BaseException as error:
             return Failure.of(error, phase)
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:

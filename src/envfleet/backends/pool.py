@@ -33,12 +33,19 @@ class DaemonPool(Executor):
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a call in one of the threads."""
         future: Future[Any] = Future()
-        self._jobs.put((future, function, args, kwargs))
+        self._put((future, function, args, kwargs))
+        return future
+
+    def run(self, function: Callable[..., None], *args: Any) -> None:
+        """Run a call of which nobody waits for the result; it must not raise."""
+        self._put((None, function, args, {}))
+
+    def _put(self, job: tuple[Future[Any] | None, Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> None:
+        self._jobs.put(job)
         if not self._idle.acquire(blocking=False) and len(self._threads) < self.size:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        return future
 
     def grow(self) -> None:
         """Allow one more thread: one of them is stuck for good."""
@@ -50,7 +57,9 @@ class DaemonPool(Executor):
             if job is None:
                 return
             future, function, args, kwargs = job
-            if future.set_running_or_notify_cancel():
+            if future is None:
+                function(*args, **kwargs)
+            elif future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*args, **kwargs))
                 except BaseException as error:

@@ -101,7 +101,8 @@ class ProcessBackend(Backend):
     def _launch(self, worker: WorkerHandle, build: bool) -> None:
         assert self._keeper is not None
         ours, theirs = pair()
-        self.pulses[worker.index].enter(-1, "idle")
+        # The deadline begins now: starting the process and loading the factory may hang as a constructor may.
+        self.pulses[worker.index].enter(worker.slots[0], "init")
         os.ftruncate(worker.stack_fd, 0)
         try:
             fds = [theirs.fileno(), self._pulse_segment.fd, worker.stack_fd]
@@ -352,9 +353,15 @@ class ProcessBackend(Backend):
         return os.pread(worker.stack_fd, 1 << 16, 0).decode(errors="replace")
 
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
-        """Ask, wait, kill; then end the keeper, which ends whatever is left."""
+        """Ask, wait, kill; then end the keeper, which ends whatever is left, also when this is interrupted."""
         if self._keeper is None:
             return []
+        try:
+            return self._close_workers(timeout_s)
+        finally:
+            self._release()
+
+    def _close_workers(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:
             self._message(worker, "close")
@@ -366,13 +373,11 @@ class ProcessBackend(Backend):
                 slot, phase, _ = self.pulses[worker.index].read()
                 stack = self.kill(worker.index)
                 if slot >= 0:
-                    problems.append(
-                        (slot, Failure(phase, f"did not return within {timeout_s:g} s; its worker was killed", stack))
-                    )
+                    why = f"did not return within {timeout_s:g} s; its worker was killed"
+                    problems.append((slot, Failure(phase, why, stack)))
         for loss in self._finished.losses:
             if loss.exit_code and loss.slot >= 0:
                 problems.append((loss.slot, loss))
-        self._release()
         return problems
 
     def _release(self) -> None:

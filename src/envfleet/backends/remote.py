@@ -140,10 +140,4 @@ def make_remote(
     """
     from envfleet.making import make
 
-    options: dict[str, Any] = {"on_fault": "restart", **(fleet or {})}
-    reset_s, step_s = options.get("reset_timeout_s", 60.0), options.get("step_timeout_s", 60.0)
-    env_kwargs.setdefault("capacity_timeout_s", reset_s)
-    env_kwargs.setdefault("down_timeout_s", reset_s)
-    env_kwargs.setdefault("message_timeout_s", step_s)
-    factory = remote_factory(urls, env_kwargs)
-    return make(factory, num_envs, backend=RemoteBackend(), **options)
+    return make(urls, num_envs, env_kwargs=env_kwargs, **(fleet or {}))

@@ -6,6 +6,7 @@ thread, and `close()` names what is still stuck.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -15,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from envfleet import native
 from envfleet.backends.base import Finished, Loss, spread
+from envfleet.backends.done import DoneList
 from envfleet.backends.local import Described, LocalBackend
+from envfleet.layout import Layout
 from envfleet.recipe import Recipe
-from envfleet.slab import Slots
-from envfleet.slot import SlotLife, drive
+from envfleet.slab import Slab, Slots
+from envfleet.slot import Calls, SlotLife, drive
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
 
@@ -33,6 +37,7 @@ class _Worker:
         self.jobs: SimpleQueue[Any] = SimpleQueue()
         self.thread: threading.Thread
         self.generation = 0
+        self.runner: Any = None  # the compiled life over this thread's slots, where there is one
 
 
 class ThreadBackend(LocalBackend):
@@ -43,7 +48,7 @@ class ThreadBackend(LocalBackend):
     def __init__(self, num_workers: int | None = None) -> None:
         super().__init__()
         self._wanted = num_workers
-        self._done: SimpleQueue[int] = SimpleQueue()
+        self._done = DoneList()
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._stuck: list[tuple[int, threading.Thread, str]] = []
         self._workers: list[_Worker] = []
@@ -65,17 +70,28 @@ class ThreadBackend(LocalBackend):
     def _collect_built(self) -> dict[int, Described]:
         built: dict[int, Described] = {}
         while len(built) < len(self.lives):
-            try:
-                slot = self._done.get(timeout=0.1)
+            for slot in self._done.take(1, 0.1):
                 built[slot] = self._described(self.lives[slot])
-            except Empty:
-                for worker in self._workers:
-                    slot, phase, since = worker.pulse.read()
-                    if slot >= 0 and time.monotonic() - since > self.recipe.init_timeout_s:
-                        stack = self.kill(worker.index)
-                        text = f"__init__ took longer than init_timeout_s={self.recipe.init_timeout_s:g}"
-                        built[slot] = Failure("init", text, stack)
+            for worker in self._workers:
+                slot, _, since = worker.pulse.read()
+                if slot >= 0 and time.monotonic() - since > self.recipe.init_timeout_s:
+                    stack = self.kill(worker.index)
+                    text = f"__init__ took longer than init_timeout_s={self.recipe.init_timeout_s:g}"
+                    built[slot] = Failure("init", text, stack)
         return built
+
+    def attach(self, layout: Layout) -> Slab:
+        """Rows on the heap; each thread drives its slots by a compiled runner of its own, where there is one."""
+        slab = super().attach(layout)
+        for worker in self._workers:
+            self._make_runner(worker)
+        return slab
+
+    def _make_runner(self, worker: _Worker) -> None:
+        compiled = native.load()
+        if compiled is not None:
+            lives = {slot: self.lives[slot] for slot in np.flatnonzero(self.worker_of == worker.index).tolist()}
+            worker.runner = native.make_runner(compiled, self.slab, lives, worker.pulse.enter, worker.pulse.words)
 
     def _launch(self, worker: _Worker) -> None:
         worker.generation += 1
@@ -93,13 +109,16 @@ class ThreadBackend(LocalBackend):
             if job is None:
                 return
             if type(job) is int:
-                life = self.lives[job]
-                drive(life, life.advance(), worker.pulse.enter)
                 slot = job
+                if worker.runner is not None:
+                    with contextlib.suppress(KeyboardInterrupt):
+                        worker.runner.advance(slot)
+                else:
+                    _drive(self.lives[slot], self.lives[slot].advance(), worker.pulse)
             elif job[0] == "build":
                 slot = job[1]
                 life = self.lives[slot]
-                drive(life, life.build(), worker.pulse.enter)
+                _drive(life, life.build(), worker.pulse)
             elif job[0] == "close":
                 self._close_one(self.lives[job[1]], worker.pulse)
                 continue
@@ -114,7 +133,7 @@ class ThreadBackend(LocalBackend):
                 continue
             if worker.generation != generation:
                 return  # given up long ago: another thread has this worker's slots, and this row is not ours
-            self._done.put(slot)
+            self._done.add(slot)
 
     def submit(self, slots: Slots) -> None:
         """Queue the slots at their threads."""
@@ -124,21 +143,7 @@ class ThreadBackend(LocalBackend):
 
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Collect what the threads have finished."""
-        done: list[int] = []
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                while True:
-                    done.append(self._done.get_nowait())
-            except Empty:
-                left = deadline - time.monotonic()
-                if len(done) >= at_least or left <= 0:
-                    break
-            try:
-                done.append(self._done.get(timeout=left))
-            except Empty:
-                break
-        return self._finish(done)
+        return self._finish(self._done.take(at_least, timeout_s))
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call in the slots' own threads: some envs may only be touched by the thread that built them."""
@@ -165,9 +170,13 @@ class ThreadBackend(LocalBackend):
         stack = _stack_of(stuck.thread)
         if slot >= 0:
             self.lives[slot].abandoned = True
+            if stuck.runner is not None:
+                stuck.runner.disarm(slot)  # what the call returns later is not written
             self._stuck.append((slot, stuck.thread, phase))
         # The stuck thread keeps its own pulse: it must not speak for the one that replaces it.
         stuck.pulse = self.pulses[worker] = Pulse.local(1)[0]
+        if stuck.runner is not None:
+            self._make_runner(stuck)
         self._launch(stuck)
         return stack
 
@@ -204,6 +213,12 @@ class ThreadBackend(LocalBackend):
                 problems.append((slot, Failure(phase, why, _stack_of(thread))))
         self._workers = []
         return problems
+
+
+def _drive(life: SlotLife, calls: Calls, pulse: Pulse) -> None:
+    """No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already."""
+    with contextlib.suppress(KeyboardInterrupt):
+        drive(life, calls, pulse.enter)
 
 
 def _joined(thread: threading.Thread, deadline: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import importlib.metadata
 import json
 import os
@@ -168,12 +167,11 @@ def try_start_method(method: str) -> dict[str, Any]:
 
 
 def native_core() -> dict[str, Any]:
-    """Whether the compiled core is here, and if not, why."""
-    try:
-        importlib.import_module("envfleet.native")
-    except ImportError as missing:
-        return {"present": False, "why": str(missing)}
-    return {"present": True, "why": None}
+    """Whether the compiled core is here and used, and if not, why."""
+    from envfleet import native
+
+    present = native.load() is not None
+    return {"present": present, "why": None if present else native.status()}
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -191,7 +189,7 @@ def print_report(report: Mapping[str, Any]) -> None:
         works = f"works, {trial['seconds']:.2f} s to start, step and close"
         print(f"{method:<14} {works if trial['ok'] else trial['error']}")
     native = report["native_core"]
-    print(f"native core    {'present' if native['present'] else 'absent: ' + native['why']}")
+    print(f"native core    {'present' if native['present'] else native['why']}")
     for extra, packages in report["extras"].items():
         missing = [name for name, version in packages.items() if version is None]
         have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)

@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--backend",
         default="auto",
-        choices=["auto", "shm", "pipe", "thread", "aio", "serial"],
+        choices=["auto", "pipe", "thread", "aio", "serial"],
         help="where environments run (default: auto, a process per session)",
     )
     parser.add_argument("--idle-timeout-s", type=float, default=300.0, help="end silent sessions (default: 300)")

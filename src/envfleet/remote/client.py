@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -149,11 +149,11 @@ class AsyncEnvClient:
         try:
             if not self._running:
                 raise ResetNeeded([0], "call reset() first (also after an interruption)")
-            if isinstance(action, Mapping):
-                payload = dict(action)
+            if type(action) is dict:
+                payload = action
             else:
                 payload = action_payload(action, self._action_name or await self._find_action_name(action))
-            result = await self._result("step", payload, timeout_s)
+            result: StepResult = await self._request("step", payload, "observation", wire.parse_result, timeout_s)
             self.stats.steps += 1
             self._episode_steps += 1
             if result.done and self._table.contended(self._url):
@@ -199,7 +199,7 @@ class AsyncEnvClient:
 
     async def _find_action_name(self, action: Any) -> str:
         """A bare value needs its field's name: the one property of the server's action schema."""
-        if hasattr(action, "model_dump") or hasattr(action, "__dataclass_fields__"):
+        if isinstance(action, Mapping) or hasattr(action, "model_dump") or hasattr(action, "__dataclass_fields__"):
             return "action"  # it brings its own names
         from envfleet.remote.http import only_field
 
@@ -207,33 +207,36 @@ class AsyncEnvClient:
         return self._action_name
 
     async def _result(self, kind: str, data: dict[str, Any], timeout_s: float | None) -> StepResult:
-        answer = await self._request(kind, data, "observation", timeout_s)
-        try:
-            return wire.parse_result(answer)
-        except wire.BadFrame as error:
-            raise self._broken(errors.ProtocolBroken, str(error)) from None
+        result: StepResult = await self._request(kind, data, "observation", wire.parse_result, timeout_s)
+        return result
 
     async def _state(self, timeout_s: float | None) -> Fields:
-        answer = await self._request("state", None, "state", timeout_s)
-        return Fields(answer) if isinstance(answer, Mapping) else Fields()
+        def fields(data: Any) -> Fields:
+            return Fields(data) if isinstance(data, Mapping) else Fields()
 
-    async def _request(self, kind: str, data: Any, expected: str, timeout_s: float | None) -> Any:
-        """Send one request and return the data of its answer: the guard is here and nowhere else."""
-        from envfleet.remote.link import Closed, Unsolicited
+        state: Fields = await self._request("state", None, "state", fields, timeout_s)
+        return state
 
+    async def _request(
+        self, kind: str, data: Any, expected: str, parse: Callable[[Any], Any], timeout_s: float | None
+    ) -> Any:
+        """Send one request and return what its answer says: the guard is here and nowhere else."""
         link = self._link
         timeout_s = self.config.message_timeout_s if timeout_s is None else timeout_s
+        request = wire.encode(kind, data, binary=link.binary)
         started = time.perf_counter()
         try:
-            frame = await link.exchange(wire.encode(kind, data, binary=link.binary), timeout_s)
-            answered, content = wire.decode(frame)
+            answered, content = wire.decode(await link.ask(request, timeout_s))
+            self.stats.answered_s += time.perf_counter() - started
+            if answered == expected:
+                return parse(content)
         except TimeoutError:
             raise self._broken(errors.MessageTimeout, f"no answer to {kind} in {timeout_s:g} s") from None
-        except Closed as error:
+        except errors.Closed as error:
             broken = errors.MessageTooBig if error.too_big else errors.SessionLost
             why = f"{error}: a message over the limit of bytes" if error.too_big else str(error)
             raise self._broken(broken, why) from None
-        except Unsolicited as error:
+        except errors.Unsolicited as error:
             raise self._unsolicited(error.frame) from None
         except wire.BadFrame as error:
             raise self._broken(errors.ProtocolBroken, str(error)) from None
@@ -241,9 +244,6 @@ class AsyncEnvClient:
             # Cancelled (or interrupted) in the middle: the answer may still come, so the socket must go.
             self._broken(errors.SessionLost, type(error).__name__)
             raise
-        self.stats.answered_s += time.perf_counter() - started
-        if answered == expected:
-            return content
         if answered != "error":
             raise self._broken(errors.ProtocolBroken, f"{answered!r} is no answer to {kind}")
         failure = errors.from_frame(content, self._url)
@@ -338,15 +338,15 @@ class AsyncEnvClient:
 
     async def _try(self, ticket: Ticket, url: str) -> errors.CapacityReached | None:
         """One try at one server. Connected does not mean served: only an answer to a probe does."""
-        from envfleet.remote.link import Closed, Unsolicited, open_link
+        from envfleet.remote.link import open_link
 
         link = None
         try:
             link = await open_link(self._endpoints[url], self.config)
             try:
-                frame = await link.exchange(wire.encode("state"), self.config.connect_timeout_s)
-            except (Closed, Unsolicited) as gone:
-                frame = gone.frame if isinstance(gone, Unsolicited) else link.early_frame() or ""
+                frame = await link.ask(wire.encode("state"), self.config.connect_timeout_s)
+            except (errors.Closed, errors.Unsolicited) as gone:
+                frame = gone.frame if isinstance(gone, errors.Unsolicited) else link.early_frame() or ""
             kind, content = wire.decode(frame) if frame else ("error", {"message": "closed at once"})
             failure = errors.from_frame(content, url) if kind == "error" else None
             if isinstance(failure, errors.CapacityReached):

@@ -115,6 +115,22 @@ class SessionRefused(ServerError):
     """The server could not give (or keep) an environment for this session."""
 
 
+class Unsolicited(Exception):
+    """Between link and client: a frame came that nobody had asked for; it must not answer a later request."""
+
+    def __init__(self, frame: str | bytes) -> None:
+        self.frame = frame
+        super().__init__("a frame nobody asked for")
+
+
+class Closed(Exception):
+    """Between link and client: the connection ended; `too_big` when a size limit was the reason."""
+
+    def __init__(self, why: str, too_big: bool = False) -> None:
+        self.too_big = too_big
+        super().__init__(why)
+
+
 _BY_CODE: dict[str, type[ServerError]] = {
     "EXECUTION_ERROR": EnvError,
     "VALIDATION_ERROR": BadRequest,

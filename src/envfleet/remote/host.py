@@ -54,33 +54,31 @@ def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool
     """The backend for the seats: its object, and its name for people.
 
     "auto" gives every session a process of its own (up to 64), or the event loop for environments with
-    coroutines.
+    coroutines. `shm` is not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
     """
-    from envfleet.backends.processes import PipeBackend, ShmBackend
+    from envfleet.backends.pipe import PipeBackend
     from envfleet.backends.serial import SerialBackend
     from envfleet.backends.thread import ThreadBackend
     from envfleet.remote.loop import LoopBackend
 
     if backend == "auto":
-        backend = "aio" if is_async else "shm" if hasattr(os, "fork") else "thread"
+        backend = "aio" if is_async else "pipe" if hasattr(os, "fork") else "thread"
     if is_async != (backend == "aio"):
         raise BadArgument(
             "environments with coroutines are served with backend 'aio', and only they"
             if is_async
-            else "backend 'aio' is for environments with coroutines; use 'shm', 'pipe' or 'thread'"
+            else "backend 'aio' is for environments with coroutines; use 'pipe' or 'thread'"
         )
-    wanted = workers or (min(seats, 64) if backend in ("pipe", "shm") else seats)
+    wanted = workers or (min(seats, 64) if backend == "pipe" else seats)
     if backend == "pipe":
         return PipeBackend(wanted), backend
-    if backend == "shm":
-        return ShmBackend(wanted), backend
     if backend == "thread":
         return ThreadBackend(wanted), backend
     if backend == "aio":
         return LoopBackend(), backend
     if backend == "serial":
         return SerialBackend(), backend
-    raise BadArgument(f"backend={backend!r}: choose auto, shm, pipe, thread, aio or serial")
+    raise BadArgument(f"backend={backend!r}: choose auto, pipe, thread, aio or serial")
 
 
 class FleetHost:
@@ -133,7 +131,7 @@ class FleetHost:
         """Start the workers (their seats are empty, so this builds no environment)."""
         self._loop = asyncio.get_running_loop()
         init_timeout_s, step_timeout_s = self._timeouts
-        if hasattr(self._backend, "_done"):  # thread and aio report through a queue, processes through sockets
+        if isinstance(getattr(self._backend, "_done", None), SimpleQueue):  # thread and aio; processes have sockets
             vars(self._backend)["_done"] = _RingingQueue(self._ring)
         # In this thread: a fleet belongs to the thread that made it, and nothing is served yet.
         self._fleet = make(
@@ -215,15 +213,14 @@ class FleetHost:
             return
         steps, self._steps = self._steps, {}
         resets, self._resets = self._resets, {}
-        if steps:
-            self._send(fleet, steps)
-        if resets:
-            slots = np.array(sorted(resets), np.int64)
-            fleet.assign(slots, seeds=[resets[int(slot)][0] for slot in slots])
-            options = {int(slot): resets[int(slot)][1] for slot in slots if resets[int(slot)][1]}
-            if options:
-                self._backend.give_options(options)
-            fleet._submit(slots, RESET)
+        try:
+            if steps:
+                self._send(fleet, steps)
+            if resets:
+                self._send_resets(fleet, resets)
+        except Exception as error:  # not an environment's fault: those come back as rows
+            for slot in (*steps, *resets):
+                self._fail(slot, error)
         self._watch()
         if self._timer is None:
             self._timer = self._loop.call_later(_LOOK_S, self._look)
@@ -239,6 +236,14 @@ class FleetHost:
         if steps:
             slots = sorted(steps)
             fleet.send([steps[slot] for slot in slots], np.array(slots, np.int64))
+
+    def _send_resets(self, fleet: Fleet, resets: dict[int, tuple[int | None, dict[str, Any]]]) -> None:
+        slots = sorted(resets)
+        fleet.assign(slots, seeds=[resets[slot][0] for slot in slots])
+        options = {slot: resets[slot][1] for slot in slots if resets[slot][1]}
+        if options:
+            self._backend.give_options(options)
+        fleet._submit(np.array(slots, np.int64), RESET)
 
     def _look(self) -> None:
         self._timer = None

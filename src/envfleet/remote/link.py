@@ -8,7 +8,8 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing
-from envfleet.remote.errors import CapacityReached, ConnectFailed, Unauthorized
+from envfleet.remote.errors import CapacityReached, Closed, ConnectFailed, Unauthorized, Unsolicited
+from envfleet.remote.frames import BINARY, TEXT, client_frame, missing_after, whole_payload
 from envfleet.remote.wire import SUBPROTOCOL, Endpoint
 
 if TYPE_CHECKING:
@@ -26,41 +27,52 @@ _log = logging.getLogger("envfleet.remote.wire")
 _log.setLevel(logging.INFO)
 
 
-class Unsolicited(Exception):
-    """A frame came that nobody had asked for; it must not be taken for the answer to a later request."""
-
-    def __init__(self, frame: str | bytes) -> None:
-        self.frame = frame
-        super().__init__("a frame nobody asked for")
-
-
-class Closed(Exception):
-    """The connection ended; `too_big` when a size limit was the reason."""
-
-    def __init__(self, why: str, too_big: bool = False) -> None:
-        self.too_big = too_big
-        super().__init__(why)
-
-
 class Link(ClientConnection):  # type: ignore[misc]
     """A connection with exactly one request out at a time.
 
     It takes the library's handshake, keep-alive and closing as they are, and replaces only the way of a data
-    frame: straight to the future that waits, with no queue and no task in between. That is about half the
-    client's CPU of a step at 64 sessions (bench/remote.py).
+    frame: straight to the future that waits, with no queue and no task in between, and without the library's
+    parser where a frame comes in one piece (bench/bench_remote.py says what that saves).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answer: asyncio.Future[str | bytes] | None = None
         self._early: str | bytes | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
         self._parts: list[bytes] = []
         self._is_text = True
+        self._greeting: bytearray | None = bytearray()
+        self._missing = -1  # bytes the last frame lacks; 0: at the end of a frame; -1: not known, the library parses
 
     @property
     def binary(self) -> bool:
         """Both ends are ours, so arrays travel as raw bytes."""
         return bool(self.subprotocol == SUBPROTOCOL)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio: a whole data frame is taken at once, everything else goes to the library."""
+        if self._missing == 0:
+            payload = whole_payload(data)
+            if payload is not None and not self._parts and len(payload) <= self.protocol.max_message_size:
+                self._is_text = data[0] == TEXT
+                self._deliver(payload)
+                return
+        if self._greeting is not None:
+            self._read_greeting(data)
+        elif self._missing >= 0:
+            self._missing = missing_after(data, self._missing)
+        super().data_received(data)
+
+    def _read_greeting(self, data: bytes) -> None:
+        """Find where the handshake's answer ends: frames begin there."""
+        assert self._greeting is not None
+        self._greeting += data
+        end = self._greeting.find(b"\r\n\r\n")
+        if end >= 0:
+            self._missing = missing_after(bytes(self._greeting[end + 4 :]), 0)
+            self._greeting = None
 
     def process_event(self, event: Any) -> None:
         """Called by the library for each frame."""
@@ -89,6 +101,8 @@ class Link(ClientConnection):  # type: ignore[misc]
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio when the socket is gone."""
         super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(self._closed())
 
@@ -99,10 +113,11 @@ class Link(ClientConnection):  # type: ignore[misc]
         too_big = any(end is not None and end.code == 1009 for end in ends)
         return Closed(f"the connection closed with code {code}{f' ({reason})' if reason else ''}", too_big)
 
-    async def exchange(self, frame: str | bytes, timeout_s: float) -> str | bytes:
-        """Send a frame and return the answer; raises TimeoutError, Closed or Unsolicited.
+    def ask(self, frame: str | bytes, timeout_s: float) -> asyncio.Future[str | bytes]:
+        """Send a frame; the future has the answer, or TimeoutError or Closed. Raises Closed or Unsolicited.
 
         After any exception, a cancellation included, the caller must `abort()`: the answer may still come.
+        Nothing is drained: one request is out at a time, so what is buffered is bounded by that request.
         """
         if self._early is not None:
             raise Unsolicited(self._early)
@@ -110,21 +125,38 @@ class Link(ClientConnection):  # type: ignore[misc]
             raise self._closed()
         answer: asyncio.Future[str | bytes] = self.loop.create_future()
         self._answer = answer
-        timer = self.loop.call_later(timeout_s, _expire, answer)
+        self._arm(self.loop.time() + timeout_s)
+        first, payload = (TEXT, frame.encode()) if isinstance(frame, str) else (BINARY, frame)
+        if not self.protocol.extensions:
+            self.transport.write(client_frame(first, payload))
+            return answer
         try:
-            if isinstance(frame, str):
-                self.protocol.send_text(frame.encode())
-            else:
-                self.protocol.send_binary(frame)
+            (self.protocol.send_text if first == TEXT else self.protocol.send_binary)(payload)
             self.send_data()
-            if self.paused:
-                await asyncio.wait([answer, asyncio.ensure_future(self.drain())], return_when="FIRST_COMPLETED")
-            return await answer
         except ConnectionClosed:
             raise self._closed() from None
-        finally:
-            timer.cancel()
-            self._answer = None
+        return answer
+
+    def _arm(self, deadline: float) -> None:
+        """See to it that the answer is given up at the deadline.
+
+        The timer is kept across requests and moved when it goes off: a timer for every request would be a tenth
+        of a step's cost, and hardly any ever fires.
+        """
+        self._deadline = deadline
+        if self._timer is None or self._timer.when() > deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._answer is None or self._answer.done():
+            return
+        if self.loop.time() < self._deadline:
+            self._timer = self.loop.call_at(self._deadline, self._expire)
+        else:
+            self._answer.set_exception(TimeoutError())
 
     def early_frame(self) -> str | bytes | None:
         """A frame that came before anything was asked, such as a refusal."""
@@ -133,11 +165,6 @@ class Link(ClientConnection):  # type: ignore[misc]
     def abort(self) -> None:
         """Drop the socket now, without a closing handshake."""
         self.transport.abort()
-
-
-def _expire(answer: asyncio.Future[str | bytes]) -> None:
-    if not answer.done():
-        answer.set_exception(TimeoutError())
 
 
 class _Connect(connect):  # type: ignore[misc]

@@ -31,7 +31,7 @@ class ServerConfig:
     Args:
         host, port: where to listen; port 0 takes a free one. Other machines reach it only if `host` says so.
         max_sessions: environments at once; who comes later hears CAPACITY_REACHED.
-        backend: "auto" (a process per session; the event loop for environments with coroutines), "shm", "pipe",
+        backend: "auto" (a process per session; the event loop for environments with coroutines), "pipe",
             "thread", "aio", or "serial" (in the server itself: fastest, and no protection from the environment).
         workers: processes (or threads) the sessions share; None is one each, up to 64 processes.
         idle_timeout_s: a session without a message for so long is ended.
@@ -127,8 +127,8 @@ class App:
                 await self._refuse(send)
                 return
             await self._serve(Session(self.host, seat, binary), receive, send)
-        except (OSError, RuntimeError):
-            pass  # the client has gone; uvicorn says so with either, depending on where it was
+        except (OSError, RuntimeError, asyncio.CancelledError):
+            pass  # the client has gone (uvicorn says so with either of the first), or the server is closing
         finally:
             if seat is not None:
                 # Not awaited by the connection: the seat is free when its running step is over, not before.

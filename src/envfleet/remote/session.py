@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from envfleet.errors import FaultError
+from envfleet.errors import FaultError, FleetError
 from envfleet.remote import wire
 from envfleet.remote.codec import BadAction, Dialect, to_binary, to_json
 from envfleet.remote.host import FleetHost, Row
@@ -67,6 +67,8 @@ class Session:
             self._running, self._fresh = False, True
             fault = error.fault
             return error_frame("EXECUTION_ERROR", fault.cause, kind=fault.kind, reset_needed=True)
+        except FleetError as error:
+            raise Over(error_frame("SESSION_ERROR", f"the server failed: {error}")) from error
         self._bad = 0
         return reply
 

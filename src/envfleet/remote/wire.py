@@ -79,7 +79,18 @@ class Endpoint:
         return self.public + path
 
 
+class _HasArray(Exception):
+    pass
+
+
+def _unless_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        raise _HasArray
+    return jsonable(value)
+
+
 _text = json.JSONEncoder(separators=(",", ":"), default=jsonable).encode
+_text_unless_array = json.JSONEncoder(separators=(",", ":"), default=_unless_array).encode
 
 
 def encode(kind: str, data: Any = None, *, binary: bool = False) -> str | bytes:
@@ -95,6 +106,10 @@ def encode(kind: str, data: Any = None, *, binary: bool = False) -> str | bytes:
 
 def encode_binary(message: dict[str, Any]) -> str | bytes:
     """A frame with its arrays as raw bytes; plain text when there are none."""
+    try:
+        return _text_unless_array(message)
+    except _HasArray:
+        pass
     arrays: list[np.ndarray[Any, Any]] = []
 
     def default(value: Any) -> Any:
@@ -104,8 +119,6 @@ def encode_binary(message: dict[str, Any]) -> str | bytes:
         return jsonable(value)
 
     body = json.dumps(message, separators=(",", ":"), default=default)
-    if not arrays:
-        return body
     listed = json.dumps([[array.dtype.str, list(array.shape)] for array in arrays], separators=(",", ":"))
     head = f'{{"arrays":{listed},"message":{body}}}'.encode()
     return b"".join([_MAGIC, struct.pack("<I", len(head)), head, *(array.tobytes() for array in arrays)])

@@ -6,6 +6,7 @@ waiting to be read, the parent reads first. Two full buffers therefore cannot lo
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -72,6 +73,8 @@ class Channel:
         _, fds, _, _ = socket.recv_fds(self.sock, 1, count)
         if len(fds) != count:
             raise Closed
+        for fd in fds:
+            os.set_inheritable(fd, False)  # what an env starts must not keep our sockets and memory open
         return list(fds)
 
     def close(self) -> None:
@@ -90,11 +93,14 @@ class ParentChannel(Channel):
         self._partial = bytearray()
 
     def send(self, data: bytes) -> None:
-        """Send one frame, reading whatever arrives meanwhile."""
+        """Send one frame, reading whatever arrives meanwhile. A Ctrl-C waits until the frame is whole."""
         view = memoryview(_LENGTH.pack(len(data)) + data)
+        interrupt: KeyboardInterrupt | None = None
         while view:
             try:
                 view = view[self.sock.send(view) :]
+            except KeyboardInterrupt as pressed:
+                interrupt = pressed  # half a frame would make nonsense of every later one
             except BlockingIOError:
                 if _poll(self.sock, select.POLLIN | select.POLLOUT, 1.0) & select.POLLIN:
                     self.pump()
@@ -102,6 +108,8 @@ class ParentChannel(Channel):
                     raise Closed from None
             except OSError as gone:
                 raise Closed from gone
+        if interrupt is not None:
+            raise interrupt
 
     def pump(self) -> None:
         """Read what is there into `inbox`; sets `eof` when the other end is gone."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 from collections import deque
@@ -133,6 +135,8 @@ class Keeper:
     def close(self) -> None:
         """End the keeper and with it every worker that is left. Bounded."""
         _parent_ends.discard(self.channel)
+        with contextlib.suppress(OSError):
+            self.channel.sock.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold copies: end it for all
         self.channel.close()
         for attempt in range(2):
             deadline = time.monotonic() + (3.0 if attempt == 0 else 2.0)

@@ -91,6 +91,8 @@ class Supervisor:
             self.restarts[np.asarray(slots, np.int64)[ended]] = 0
 
     def _came_back(self, slot: int) -> None:
+        if self.book.state[slot] != OUT:
+            return  # given up just as it finished
         self.lost[slot] = False
         self.book.state[slot] = DONE
         interrupted = self._interrupted.pop(slot, None)
@@ -267,7 +269,11 @@ class Supervisor:
             del self._due[slot]
         if slots:
             self.prepare_rebuild(slots)
-            self.backend.submit(np.array(slots, np.int64))
+            try:
+                self.backend.submit(np.array(slots, np.int64))
+            except BaseException:
+                self._due.update(dict.fromkeys(slots, now))  # still due: the next recv says so again, and does not hang
+                raise
 
     def prepare_rebuild(self, slots: list[int]) -> None:
         """Write the REBUILD command. A rebuilt env has no random stream to go on with: it gets a seed of its own,

@@ -30,15 +30,16 @@ import numpy as np
 from envfleet import native
 from envfleet.layout import Layout
 from envfleet.recipe import unpack_factories
+from envfleet.results import describe
 from envfleet.slab import Slab
-from envfleet.slot import SlotLife, describe, drive
+from envfleet.slot import SlotLife, drive
 from envfleet.supervise.channel import Channel, Closed
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.keeper import die_with
 from envfleet.supervise.memory import Pulse, Segment, SharedMap
 
 DONE_HEAD = struct.Struct("=cII")  # b"D", number of slots, bytes of rows
-STACK_SIGNAL = signal.SIGUSR2
+STACK_SIGNAL = getattr(signal, "SIGUSR2", 0)  # Windows has none; there are no worker processes there
 #: Steps longer than this are reported one by one, shorter ones together: a message costs about this much.
 _REPORT_EACH_S = 50e-6
 
@@ -49,6 +50,8 @@ UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
 def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
     """The worker's life: serve until the parent says close or is gone."""
     die_with(keeper_pid)
+    for fd in (sock_fd, pulse_fd, stack_fd):
+        os.set_inheritable(fd, False)  # a child of the env that outlives us must not hide our end from the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it tells us what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
@@ -112,6 +115,7 @@ class Worker:
                 continue  # restarted worker: each env is built when its slot is sent
             drive(life, life.build(), self.pulse.enter)
             self._reply("built", slot, life.failure or self._described(life))
+        self.pulse.enter(-1, "idle")
 
     def _described(self, life: SlotLife) -> Any:
         try:
@@ -248,7 +252,7 @@ class Worker:
         try:
             self.pulse.enter(slot, phase)
             reply = cloudpickle.dumps(("called", slot, call_life(life, phase, name, args, kwargs)))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             reply = cloudpickle.dumps(("called", slot, Failure.of(error, phase)))
         finally:
             self.pulse.enter(-1, "idle")

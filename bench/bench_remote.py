@@ -1,0 +1,167 @@
+"""Remote environments: what a step costs a client and a server, and how close waiting sessions come to the ideal.
+
+    python bench/bench_remote.py               all parts
+    python bench/bench_remote.py client        one part: client, latency, server, async
+
+Every number is a ratio within this run, against the official openenv 0.10.0 client and server (in the venv that
+`tests/remote/servers.py` makes) doing the same work on the same machine. A server's CPU includes its workers'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests" / "remote"))
+sys.path.insert(0, str(HERE.parent / "src"))
+
+from ours import OurServer  # noqa: E402
+from servers import NEW, OfficialServer, interpreter  # noqa: E402
+
+from envfleet.remote import AsyncEnvClient, CapacityTable  # noqa: E402
+
+# Runs in the official venv: the same loop with the official async client. Prints steps per second and CPU per step.
+OFFICIAL_CLIENT = """
+import asyncio, sys, time
+from openenv.core import GenericEnvClient
+url, clients, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+async def main():
+    sessions = [GenericEnvClient(base_url=url) for _ in range(clients)]
+    for session in sessions:
+        await session.connect()
+        await session.reset(horizon=10**9)
+    async def work(session, count):
+        for _ in range(count):
+            await session.step({"message": "hello"})
+    await asyncio.gather(*(work(session, steps // 5) for session in sessions))
+    wall, cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(work(session, steps) for session in sessions))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print(clients * steps / wall, cpu / clients / steps)
+    for session in sessions:
+        await session.close()
+asyncio.run(main())
+"""
+
+
+def official_client(url: str, clients: int, steps: int) -> tuple[float, float]:
+    command = [str(interpreter(NEW)), "-c", OFFICIAL_CLIENT, url, str(clients), str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rate, cpu = done.stdout.split()
+    return float(rate), float(cpu)
+
+
+def our_client(url: str, clients: int, steps: int) -> tuple[float, float]:
+    async def main() -> tuple[float, float]:
+        table = CapacityTable()
+        sessions = [AsyncEnvClient(url, capacity=table, down_timeout_s=60) for _ in range(clients)]
+        await asyncio.gather(*(session.reset(horizon=10**9) for session in sessions))
+
+        async def work(session: AsyncEnvClient, count: int) -> None:
+            for _ in range(count):
+                await session.step({"message": "hello"})
+
+        await asyncio.gather(*(work(session, steps // 5) for session in sessions))
+        wall, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(work(session, steps) for session in sessions))
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        await asyncio.gather(*(session.close() for session in sessions))
+        return clients * steps / wall, cpu / clients / steps
+
+    return asyncio.run(main())
+
+
+def saturated(url: str, processes: int = 2, clients: int = 32, steps: int = 150) -> float:
+    """The rate at which a server saturates: several client processes at once."""
+    command = [sys.executable, __file__, "--work", url, str(clients), str(steps)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    return sum(float(process.communicate()[0].split()[0]) for process in started)
+
+
+def server_cpu_s(pid: int) -> float:
+    total = 0.0
+    for process in (top := psutil.Process(pid), *top.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+            total += times.user + times.system
+        except psutil.NoSuchProcess:
+            pass
+    return total
+
+
+def client_part() -> None:
+    """64 sessions, no latency, one official server: client CPU a step and the rate."""
+    with OfficialServer(NEW, sessions=128) as server:
+        best = max(saturated(server.url) for _ in range(2))
+        rounds = [(our_client(server.url, 64, 100), official_client(server.url, 64, 100)) for _ in range(3)]
+        ours_rate, theirs_rate = (max(r[i][0] for r in rounds) for i in (0, 1))
+        ours_cpu, theirs_cpu = (min(r[i][1] for r in rounds) for i in (0, 1))
+    print(f"client CPU per step: {ours_cpu * 1e6:.0f} us, official {theirs_cpu * 1e6:.0f} us: ", end="")
+    print(f"{ours_cpu / theirs_cpu:.2f} x (wanted: at most 0.60)")
+    print(
+        f"steps per second: {ours_rate:.0f}, official client {theirs_rate:.0f}, the server saturates at {best:.0f}: ",
+        end="",
+    )
+    print(f"{ours_rate / max(best, ours_rate, theirs_rate):.2f} (wanted: at least 0.90)")
+
+
+def latency_part() -> None:
+    """64 sessions of 50 ms steps on an official server: share of the ideal."""
+    with OfficialServer(NEW, sessions=64, latency_s=0.05) as server:
+        share = max(our_client(server.url, 64, 40)[0] for _ in range(2)) / (64 * 20)
+        theirs = official_client(server.url, 64, 40)[0] / (64 * 20)
+    print(f"50 ms steps, 64 sessions: {share:.0%} of ideal (wanted: 90 %), official client {theirs:.0%}")
+
+
+def async_part() -> None:
+    """256 sessions of 50 ms steps on our server with async environments: share of the ideal."""
+    latency = '{"latency_s": 0.05}'
+    with OurServer("AsyncEcho", "--max-sessions", "256", "--env-kwargs", latency) as server:
+        share = max(our_client(server.url, 256, 40)[0] for _ in range(2)) / (256 * 20)
+    print(f"our server, async environments, 256 sessions: {share:.0%} of ideal (wanted: 80 %)")
+
+
+def server_part() -> None:
+    """The same echo environment, 64 sessions: CPU a step of our server against the official one's."""
+    servers = {
+        "official": OfficialServer(NEW, sessions=64),
+        "ours, 2 worker processes": OurServer("Echo", "--workers", "2"),
+        "ours, threads": OurServer("Echo", "--backend", "thread"),
+        "ours, a process each": OurServer("Echo"),
+        "ours, async": OurServer("AsyncEcho"),
+        "ours, in the server": OurServer("Echo", "--backend", "serial"),
+    }
+    base = 0.0
+    for name, server in servers.items():
+        with server:
+            our_client(server.url, 64, 20)
+            costs = []
+            for _ in range(2):
+                before = server_cpu_s(server.process.pid)
+                our_client(server.url, 64, 100)
+                costs.append((server_cpu_s(server.process.pid) - before) / (64 * 120))
+            cost = min(costs)
+            base = base or cost
+            print(f"server CPU per step, {name}: {cost * 1e6:.0f} us, {cost / base:.2f} x (wanted: at most 0.70)")
+
+
+PARTS = {"client": client_part, "latency": latency_part, "async": async_part, "server": server_part}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--work"]:
+        print(*our_client(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+        return
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

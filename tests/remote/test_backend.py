@@ -1,0 +1,199 @@
+"""The remote backend: a fleet whose slots are sessions."""
+
+import threading
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from ours import OurServer
+from served_envs import Misbehaving
+from servers import NEW, OfficialServer
+
+import envfleet as ef
+from envfleet.backends.remote import RemoteBackend, is_remote, make_remote, remote_factory
+from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
+from envfleet.layout import FAULT
+from envfleet.remote import CapacityTable, ChaosProxy, ConnectFailed, Server
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    with Server("CartPole-v1", port=0, max_sessions=16, workers=2) as server:
+        yield server
+
+
+def until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize("on_end", ["reset", "wait"])
+def test_the_same_rows_as_a_local_fleet(cartpole, on_end):
+    """One slot life: a remote fleet gives, row for row, what a serial one gives."""
+    rng = np.random.default_rng(0)
+    with (
+        ef.make("CartPole-v1", num_envs=5, backend="serial", on_end=on_end) as local,
+        make_remote(cartpole.url, num_envs=5, fleet={"on_end": on_end}) as remote,
+    ):
+        assert remote.single_observation_space == local.single_observation_space
+        assert remote.single_action_space == local.single_action_space
+        assert remote.plan.backend == "remote"
+        ours, theirs = remote.reset(seed=3), local.reset(seed=3)
+        for _ in range(120):
+            for name in ("obs", "reward", "terminated", "truncated", "episode", "step", "length", "ep_return",
+                         "seed", "scored", "status", "final_obs"):  # fmt: skip
+                assert np.array_equal(getattr(ours, name), getattr(theirs, name), equal_nan=True), name
+            actions = rng.integers(0, 2, 5)
+            ours, theirs = remote.step(actions), local.step(actions)
+        assert ours.episode.min() >= 2
+    until(lambda: cartpole.active_sessions == 0)
+
+
+def test_send_and_receive_apart(cartpole):
+    with make_remote(cartpole.url, num_envs=6) as fleet:
+        fleet.reset(seed=0)
+        fleet.send([0, 1, 0], slots=[1, 3, 5])
+        seen = set()
+        while len(seen) < 3:
+            batch = fleet.recv(at_least=1, timeout_s=10)
+            seen |= set(batch.slots.tolist())
+        assert seen == {1, 3, 5}
+
+
+def test_tasks_are_reset_arguments_and_max_steps_truncates(official):
+    with make_remote(official.url, num_envs=2, actions=["a", "bb"], max_steps=4) as fleet:
+        batch = fleet.reset(seed=5, tasks=[{"horizon": 2}, {"horizon": 50}])
+        assert [obs for obs in batch.obs["echoed"]] == ["ready 5", "ready 6"]
+        fleet.step([0, 1])
+        batch = fleet.step([1, 1])
+        assert batch.terminated.tolist() == [True, False]
+        assert batch.final_obs["echoed"][0] == "bb" and batch.final_obs["n"][0] == 2
+        fleet.step([0, 0])
+        batch = fleet.step([0, 0])
+        assert batch.truncated.tolist() == [False, True] and batch.length[1] == 4
+        assert batch.ep_return[1] == pytest.approx(0.6)
+        assert fleet.task_value(batch.task[0]) == {"horizon": 2}
+
+
+def test_faults_are_rows_and_the_run_goes_on():
+    with Server(Misbehaving, port=0, max_sessions=4, workers=4) as server:
+        with make_remote(server.url, num_envs=3) as fleet:
+            fleet.reset(seed=0)
+            batch = fleet.step([0, 1, 0])
+            assert batch.status.tolist() == [0, FAULT, 0] and batch.scored.tolist() == [True, False, True]
+            assert "asked to raise" in str(fleet.faults[0])
+            batch = fleet.step([0, 0, 0])
+            assert batch.status.tolist() == [0, 0, 0] and batch.step[1] == 0
+        with make_remote(server.url, num_envs=2, fleet={"on_fault": "raise"}) as fleet:
+            fleet.reset(seed=0)
+            with pytest.raises(EnvFailed, match="asked to raise"):
+                fleet.step([1, 0])
+        until(lambda: server.active_sessions == 0)
+
+
+def test_deadlines_are_enforced_and_the_slot_is_built_anew():
+    with Server(Misbehaving, port=0, max_sessions=4, workers=4, step_timeout_s=3.0) as server:
+        with make_remote(server.url, num_envs=2, message_timeout_s=30.0, fleet={"step_timeout_s": 1.0}) as fleet:
+            fleet.reset(seed=0)
+            batch = fleet.step([0, 2])  # hangs; the server ends it after our own deadline
+            assert batch.status.tolist() == [0, FAULT]
+            assert isinstance(fleet.faults[0].error(), EnvTimeout)
+            for _ in range(4):
+                batch = fleet.step([0, 0])
+            assert batch.status.tolist() == [0, 0] and not len(fleet.quarantined)
+        until(lambda: server.active_sessions == 0)
+
+
+def test_a_pause_of_the_caller_trips_no_keep_alive():
+    with (
+        Server("CartPole-v1", port=0, max_sessions=2, workers=1, ping_s=0.2) as server,
+        make_remote(server.url, num_envs=2, ping_interval_s=0.2, ping_timeout_s=0.2) as fleet,
+    ):
+        fleet.reset(seed=0)
+        deadline = time.monotonic() + 1.2
+        while time.monotonic() < deadline:  # the caller's thread is busy, as in a gradient step
+            sum(range(1000))
+        assert fleet.step([0, 1]).status.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: OurServer("Echo", "--backend", "serial", "--max-sessions", "8"),
+        pytest.param(lambda: OfficialServer(NEW, sessions=8), marks=pytest.mark.full),
+    ],
+    ids=["ours", "openenv-0.10"],
+)
+def test_a_server_dies_its_slots_move_and_come_back(build):
+    with build() as a, build() as b:
+        options = {"capacity": CapacityTable(), "actions": ["x"]}
+        with make_remote([a.url, b.url], num_envs=8, **options) as fleet:
+            fleet.reset(seed=0)
+            assert (a.live(), b.live()) == (4, 4)
+            fleet.step([0] * 8)
+            a.kill()
+            batch = fleet.step([0] * 8)
+            assert (batch.status == FAULT).sum() == 4 and b.live() == 8
+            batch = fleet.step([0] * 8)
+            assert (batch.status == 0).all()
+            b.kill()
+            back = threading.Thread(target=b.start)
+            back.start()
+            batch = fleet.step([0] * 8)
+            back.join()
+            assert (batch.status == FAULT).all()
+            assert (fleet.step([0] * 8).status == 0).all()
+        until(lambda: b.live() == 0)
+        a.start()
+
+
+def test_more_slots_than_sessions(small):
+    """64 slots on 1 + 4 + 16 sessions, received as they come: every slot completes episodes, nothing surfaces."""
+    urls = [server.url for server in small]
+    with make_remote(urls, num_envs=64, actions=["x"], capacity=CapacityTable(), fleet={"on_end": "wait"}) as fleet:
+        everybody = np.arange(64)
+        fleet.assign(everybody, tasks={"horizon": 3})
+        fleet._submit(everybody, 1)  # reset of all without waiting for all: there are not that many sessions
+        episodes = np.zeros(64, int)
+        while episodes.min() < 2:
+            batch = fleet.recv(at_least=1, timeout_s=60)
+            assert (batch.status == 0).all(), fleet.faults
+            episodes[batch.slots[batch.terminated]] += 1
+            again = batch.slots[~(batch.terminated & (episodes[batch.slots] >= 2))]
+            if len(again):
+                fleet.send([0] * len(again), again)
+        assert not fleet.faults
+    until(lambda: sum(server.live() for server in small) == 0)
+
+
+def test_chaos_under_a_fleet(official):
+    with ChaosProxy(official.url, stall=0.005, cut=0.01, stall_s=0.6, seed=1) as proxy:
+        options = {"actions": ["x", "yy"], "message_timeout_s": 0.3, "connect_timeout_s": 0.3}
+        table, policy = CapacityTable(), {"max_restarts": 1000}
+        with make_remote(proxy.url, num_envs=8, capacity=table, fleet=policy, **options) as fleet:
+            fleet.reset(seed=0)
+            count = np.zeros(8, int)
+            for _ in range(60):
+                batch = fleet.step([1] * 8)
+                good = batch.scored
+                n = np.where(batch.ended, batch.final_obs["n"], batch.obs["n"])
+                count = np.where(good, count + 1, 0)
+                assert (n[good] == count[good]).all(), "an answer met the wrong request"
+                count[batch.ended] = 0
+            assert fleet.faults and not len(fleet.quarantined)
+    until(lambda: official.live() == 0)
+
+
+def test_what_make_is_told():
+    assert is_remote(["http://a:1", "wss://b"]) and is_remote({"env_url": "http://a:1"})
+    assert not is_remote("CartPole-v1") and not is_remote([]) and not is_remote([gymnasium.make])
+    with pytest.raises(BadArgument):
+        remote_factory("CartPole-v1")
+    with pytest.raises(ConnectFailed):
+        make_remote("http://127.0.0.1:1", num_envs=2)
+    with pytest.raises(BadArgument, match="unknown client options"):
+        make_remote("http://127.0.0.1:1", num_envs=2, nonsense=3)
+    assert RemoteBackend.name == "remote"

@@ -73,7 +73,8 @@ class Verdict:
         straggler = self.straggler
         if self.total_s == 0:
             return "nothing was collected yet"
-        if self.share("policy") >= 0.5:
+        largest = max(self.seconds, key=lambda part: self.seconds[part])
+        if largest == "policy":
             return (
                 f"policy-bound: {percent['policy']} of the time goes to the policy: "
                 'batch it, make it smaller, or use mode="overlap"'
@@ -83,10 +84,10 @@ class Verdict:
                 f"one straggler: slot {straggler.slot} p99 {1e3 * straggler.p99_s:.3g} ms, mean "
                 f'{1e3 * straggler.mean_s:.3g} ms a step: use mode="async", or look at what its environment does'
             )
-        if self.share("slowest") >= 0.3:
+        if largest == "slowest":
             remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
             return f"uneven: {percent['slowest']} of the time workers wait for the slowest: {remedy}"
-        if self.share("env") >= 0.5:
+        if largest == "env":
             return (
                 f"env-bound: {percent['env']} of the time the environments work: more workers, or a faster environment"
             )
@@ -231,8 +232,9 @@ class Clock:
         steps = int(self.steps[slot])
         if self.serial:
             count = self._timed.count(slot)
-            # Without the worst: a single pause by the operating system must not make a straggler of few samples.
-            mean = float(self._timed.total_s[slot] - self._timed.max_s[slot]) / max(1, count - 1)
+            # Of few samples the middle one: a pause by the operating system must not make a straggler.
+            few = 0 < count < 50
+            mean = self._timed.percentile(50, slot) if few else float(self._timed.total_s[slot]) / max(1, count)
             worst = self._timed.percentile(99, slot) if count else 0.0
             return SlotTime(slot, steps, mean * steps, mean, worst, count)
         busy = float(self.samples.busy[slot]) * SAMPLE_S

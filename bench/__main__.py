@@ -27,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run; 0 when every case gave a result, 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     add_arguments(parser)
-    return run(parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    # A case is a session of its own, so nobody ends it but we: also when this program is told to end.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return run(args)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,8 +102,8 @@ def _in_own_process(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         except BaseException:
             _end_group(process)
             raise
+        _end_group(process)  # what a peer may have left behind
         if not out.exists():
-            _end_group(process)
             last = errors.strip().splitlines()[-1:] or ["no message"]
             return {"case": case.name, "error": f"exit code {process.returncode}: {last[0]}"}
         raw: dict[str, Any] = json.loads(out.read_text())
@@ -111,7 +114,7 @@ def _end_group(process: subprocess.Popen[str]) -> None:
     """The case's process and what it forked; our own workers end by themselves when it goes."""
     try:
         os.killpg(process.pid, signal.SIGKILL)  # its own session, so its pid is its group
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         pass  # all gone
     process.wait()
 

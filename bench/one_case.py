@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -76,11 +79,20 @@ def _close(one: Contestant) -> None:
         print(f"  closing {type(one).__name__}: {error}", file=sys.stderr)
 
 
+def _end_with(parent: int) -> None:
+    """End this session when the program that started it is gone, however it went."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
 def main(words: list[str]) -> int:
     """Case name, options as JSON, file for the result."""
     from bench.cases import cases, quick_cases
 
     warnings.simplefilter("ignore")
+    if os.getpgid(0) == os.getpid():  # started as a session of its own
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     name, options, out = words[0], json.loads(words[1]), Path(words[2])
     known = quick_cases() if options["quick"] else cases(options["peers_everywhere"])
     case = next(one for one in known if one.name == name)

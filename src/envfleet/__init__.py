@@ -25,6 +25,8 @@ _WHERE = {
     "VectorizedEnvs": "adapters.plain",
     "FleetVectorEnv": "adapters.gymnasium",
     "episode_seed": "seeding",
+    "PPOConfig": "train",
+    "PPOTrainer": "train",
     **dict.fromkeys(
         (
             "AgentFailed",

@@ -8,15 +8,14 @@ So there is one autoreset, not one per backend.
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable, Generator
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from envfleet.layout import FAULT, READY, REBUILD, RESET, fits, leaves_of, scatter
+from envfleet.results import attribute, checked_info, number_of, snapshot_value, task_routes, unpack_result
 from envfleet.slab import Slab
 from envfleet.supervise.faults import Failure
 
@@ -70,7 +69,7 @@ class SlotLife:
         if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
             raise TypeError(f"the factory returned {type(env).__name__}, which has no reset and step")
         self.env = env
-        self._reset_takes_task, self._set_task = _task_routes(env)
+        self._reset_takes_task, self._set_task = task_routes(env)
 
     def attach(self, slab: Slab) -> None:
         """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
@@ -117,8 +116,8 @@ class SlotLife:
         # The head is written last and `obs` before it: if any part of the result is bad, the row still tells of the
         # last good transition.
         slot = self.slot
-        obs, reward, terminated, truncated, info = _unpack(result, 5, "step")
-        terminated, truncated, reward, info = bool(terminated), bool(truncated), _number(reward), _checked_info(info)
+        obs, reward, terminated, truncated, info = unpack_result(result, 5, "step")
+        terminated, truncated, reward, info = bool(terminated), bool(truncated), number_of(reward), checked_info(info)
         step, ep_return = int(self._now_length[slot]), self._now_return[slot, 0] + reward
         episode, task, seed = self._started[slot] - 1, self._now_task[slot], self._now_seed[slot]
         if not (terminated or truncated):
@@ -191,8 +190,8 @@ class SlotLife:
     def take_reset(self, result: Any, task: int = -1, seed: int = -1) -> Any:
         """Write what a reset returned; gives the info as it is kept."""
         slot = self.slot
-        obs, info = _unpack(result, 2, "reset")
-        info = _checked_info(info)
+        obs, info = unpack_result(result, 2, "reset")
+        info = checked_info(info)
         self.info = self.keep(info) if info else None
         self._write_columns(info)
         self.write_obs(obs, "obs")
@@ -304,7 +303,7 @@ class SlotLife:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the env, or read an attribute, through its wrappers."""
         self.release()
-        value = _attribute(self.env, name)
+        value = attribute(self.env, name)
         return value(*args, **kwargs) if callable(value) else value
 
     def set_attr(self, name: str, value: Any) -> None:
@@ -356,86 +355,3 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
 
 def _unwatched(slot: int, phase: str) -> None:
     return None
-
-
-def snapshot_value(value: Any) -> Any:
-    """A copy of the containers and arrays in a value, because envs reuse and change what they return.
-
-    Other objects are passed on as they are.
-    """
-    kind = type(value)
-    if kind is dict:
-        return {key: snapshot_value(item) for key, item in value.items()}
-    if kind is list:
-        return [snapshot_value(item) for item in value]
-    if kind is tuple:
-        return tuple(snapshot_value(item) for item in value)
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value
-
-
-def describe(env: Any) -> dict[str, Any]:
-    """What the parent wants to know of an env: spaces, metadata, render mode, spec, declared columns."""
-    observation_space, action_space = getattr(env, "observation_space", None), getattr(env, "action_space", None)
-    if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
-        raise TypeError(f"{type(env).__name__} has no observation_space and action_space of Gymnasium")
-    try:
-        columns = _attribute(env, "envfleet_columns")
-    except AttributeError:
-        columns = {}
-    return {
-        "observation_space": observation_space,
-        "action_space": action_space,
-        "metadata": dict(getattr(env, "metadata", None) or {}),
-        "render_mode": getattr(env, "render_mode", None),
-        "spec": getattr(env, "spec", None),
-        "columns": dict(columns),
-    }
-
-
-def _attribute(env: Any, name: str) -> Any:
-    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
-
-
-def _task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
-    """How a task reaches this env: `reset(task=…)` if it takes that, else `set_task(…)`, else reset's options."""
-    try:
-        takes = "task" in inspect.signature(env.reset).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        takes = False
-    if takes:
-        return True, None
-    try:
-        set_task = _attribute(env, "set_task")
-    except AttributeError:
-        return False, None
-    return False, set_task if callable(set_task) else None
-
-
-def _unpack(result: Any, count: int, phase: str) -> Any:
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError(f'{phase}() is "async def": run this env with backend="aio"')
-    if not isinstance(result, (tuple, list)) or len(result) != count:
-        names = "(obs, reward, terminated, truncated, info)" if phase == "step" else "(obs, info)"
-        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
-        raise TypeError(f"{phase}() returned {got}, not {names}")
-    return result
-
-
-def _checked_info(info: Any) -> dict[str, Any]:
-    if not isinstance(info, dict):
-        raise TypeError(f"info is {type(info).__name__}, not a dict")
-    return info
-
-
-def _number(reward: Any) -> float:
-    try:
-        return float(reward)
-    except (TypeError, ValueError):
-        array = np.asarray(reward)
-        if array.size == 1 and array.dtype.kind in "fiub":
-            return float(array.item())
-        raise TypeError(f"reward is {reward!r}, not a number") from None

@@ -9,8 +9,9 @@ from typing import Any
 from envfleet.backends.base import Backend, Finished, Loss
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
+from envfleet.results import describe
 from envfleet.slab import Slab
-from envfleet.slot import SlotLife, describe
+from envfleet.slot import SlotLife
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.worker import call_life
 

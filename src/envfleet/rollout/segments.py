@@ -11,6 +11,7 @@ import numpy.typing as npt
 from envfleet.batch import Batch
 from envfleet.errors import BadArgument, FaultError
 from envfleet.layout import QUARANTINED, READY
+from envfleet.rollout import lockstep
 from envfleet.rollout.asking import Ask
 from envfleet.rollout.engine import Engine
 from envfleet.rollout.episode import Rollout
@@ -60,6 +61,7 @@ class SegmentRun:
         self.ledger.start(count)
         self._refused_resets(batch)
         self._assign_next(slots)
+        self.segment: Segment | None = None  # the one being collected
 
     def _seeds(self, slots: Ints, ahead: int = 0) -> list[int]:
         seed = self.engine.seed
@@ -80,8 +82,10 @@ class SegmentRun:
     def collect(self, num_steps: int) -> Segment:
         """Make `num_steps` steps of every slot."""
         engine = self.engine
+        if lockstep.fits(self):
+            return lockstep.collect(self, num_steps)
         self.at = np.zeros(self.fleet.num_envs, dtype=np.int64)  # [slot] steps made of this segment
-        self.segment: Segment | None = None
+        self.segment = None
         self.ends: list[tuple[int, int, float, int, Tree]] = []
         try:
             for group in engine.halves(np.arange(self.fleet.num_envs)):

@@ -30,8 +30,9 @@ import numpy as np
 from envfleet import native
 from envfleet.layout import Layout
 from envfleet.recipe import unpack_factories
+from envfleet.results import describe
 from envfleet.slab import Slab
-from envfleet.slot import SlotLife, describe, drive
+from envfleet.slot import SlotLife, drive
 from envfleet.supervise.channel import Channel, Closed
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.keeper import die_with

@@ -1,0 +1,136 @@
+"""From observations of any fixed-shape space to what a network eats: one flat vector, and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from envfleet.errors import BadArgument
+
+MASK_KEY = "action_mask"
+
+Inputs = dict[str, NDArray[Any]]
+"""`vector` [..., D] float32 when there is one, and `image0`, `image1`, … [..., C, H, W] as the environment gave them."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One fixed-shape part of the observation: where it is and how it is read."""
+
+    path: tuple[str | int, ...]
+    kind: str  # "box", "onehot" or "image"
+    size: int  # entries it takes in the vector (0 for a picture)
+    shape: tuple[int, ...]  # of a picture: (C, H, W); otherwise as in the space
+    counts: tuple[int, ...] = ()  # of "onehot": number of values per entry
+    start: tuple[int, ...] = ()  # of "onehot": smallest value per entry
+    channels_last: bool = False
+    scale: float = 1.0  # of a picture: what divides it to reach 0..1
+
+
+class Features:
+    """Reads observations of a space (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple) into network inputs.
+
+    Boxes of three dimensions, and uint8 boxes of two, are pictures; everything else is flattened into one vector
+    (discrete values one-hot). A Dict key `action_mask` is not an input: it is handed to the action distribution.
+
+    Example:
+        >>> space = gym.spaces.Dict(pos=gym.spaces.Box(-1, 1, (2,)), door=gym.spaces.Discrete(3))
+        >>> features = Features(space)
+        >>> features({"pos": np.zeros((5, 2)), "door": np.ones(5, int)})["vector"].shape
+        (5, 5)
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = space
+        self.has_mask = isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces
+        leaves = list(_leaves(space, ()))
+        self.vector_leaves = tuple(leaf for leaf in leaves if leaf.kind != "image")
+        self.image_leaves = tuple(leaf for leaf in leaves if leaf.kind == "image")
+        self.vector_size = sum(leaf.size for leaf in self.vector_leaves)
+        self.image_shapes = tuple(leaf.shape for leaf in self.image_leaves)
+        self.image_scales = tuple(leaf.scale for leaf in self.image_leaves)
+        only = self.vector_leaves[0] if len(self.vector_leaves) == 1 and not self.image_leaves else None
+        self._flat = only is not None and only.path == () and only.kind == "box" and len(only.shape) == 1
+        if not leaves:
+            raise BadArgument(f"the observation space {space} has nothing a network could read")
+
+    def __call__(self, observation: Any) -> Inputs:
+        """Read observations with any leading axes ([slot] while acting, [step, slot] while learning)."""
+        if self._flat:  # The common case costs one check: it runs at every step.
+            return {"vector": np.asarray(observation, dtype=np.float32)}
+        inputs: Inputs = {}
+        if self.vector_leaves:
+            parts = [_read(leaf, _at(observation, leaf.path)) for leaf in self.vector_leaves]
+            inputs["vector"] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        for index, leaf in enumerate(self.image_leaves):
+            picture = np.asarray(_at(observation, leaf.path))
+            if len(leaf.shape) == 3 and leaf.shape[0] == 1 and leaf.start == (2,):
+                picture = picture[..., None, :, :]
+            elif leaf.channels_last:
+                picture = np.moveaxis(picture, -1, -3)
+            inputs[f"image{index}"] = picture
+        return inputs
+
+    def mask(self, observation: Any) -> NDArray[np.bool_] | None:
+        """Return the action mask that travels inside a Dict observation, if there is one."""
+        if not self.has_mask:
+            return None
+        return np.asarray(observation[MASK_KEY]).astype(bool)
+
+
+def _leaves(space: gym.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
+    spaces = gym.spaces
+    if isinstance(space, spaces.Dict):
+        kept = [(key, part) for key, part in space.spaces.items() if path or key != MASK_KEY]
+        return [leaf for key, part in kept for leaf in _leaves(part, (*path, key))]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for index, part in enumerate(space.spaces) for leaf in _leaves(part, (*path, index))]
+    if isinstance(space, spaces.Box):
+        return [_box_leaf(space, path)]
+    if isinstance(space, spaces.Discrete):
+        return [Leaf(path, "onehot", int(space.n), (), (int(space.n),), (int(space.start),))]
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = tuple(int(count) for count in space.nvec.ravel())
+        start = tuple(int(first) for first in np.asarray(space.start).ravel())
+        return [Leaf(path, "onehot", sum(counts), space.nvec.shape, counts, start)]
+    if isinstance(space, spaces.MultiBinary):
+        return [Leaf(path, "box", int(np.prod(space.shape)), tuple(space.shape))]
+    where = "/".join(str(step) for step in path) or "the observation"
+    raise BadArgument(
+        f"{where} is a {type(space).__name__} space: the networks read Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Dict and Tuple. Wrap the environment so that it gives one of these"
+    )
+
+
+def _box_leaf(space: gym.spaces.Box, path: tuple[str | int, ...]) -> Leaf:
+    shape = tuple(space.shape)
+    is_bytes = space.dtype == np.uint8
+    scale = 255.0 if is_bytes else 1.0
+    if len(shape) == 2 and is_bytes:
+        return Leaf(path, "image", 0, (1, *shape), start=(2,), scale=scale)
+    if len(shape) == 3:
+        # The channel axis is the short one: (84, 84, 3) and (4, 84, 84) are both common.
+        channels_last = shape[2] < shape[0]
+        chw = (shape[2], shape[0], shape[1]) if channels_last else shape
+        return Leaf(path, "image", 0, chw, channels_last=channels_last, scale=scale)
+    return Leaf(path, "box", int(np.prod(shape, dtype=int)), shape)
+
+
+def _at(observation: Any, path: tuple[str | int, ...]) -> Any:
+    for step in path:
+        observation = observation[step]
+    return observation
+
+
+def _read(leaf: Leaf, value: Any) -> NDArray[np.float32]:
+    array = np.asarray(value)
+    lead = array.shape[: array.ndim - len(leaf.shape)]
+    if leaf.kind == "box":
+        return array.astype(np.float32, copy=False).reshape(*lead, leaf.size)
+    flat = array.reshape(*lead, len(leaf.counts)) - np.array(leaf.start)
+    parts = [np.eye(count, dtype=np.float32)[flat[..., index]] for index, count in enumerate(leaf.counts)]
+    return np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]

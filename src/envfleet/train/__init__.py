@@ -1,0 +1,60 @@
+"""PPO over a fleet: configuration, advantage, update, loop, checkpoints, loggers, video and report.
+
+Names are imported when they are first used, so that `import envfleet.train` needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {
+    "PPOConfig": "config",
+    "build_config": "presets",
+    "PPOTrainer": "loop",
+    "TrainResult": "records",
+    "UpdateResult": "records",
+    "Evaluation": "evaluate",
+    "Agent": "agent",
+    "load_agent": "agent",
+    "Learner": "update",
+    "gae": "advantage",
+    "RunExists": "errors",
+    "DeviceMissing": "errors",
+    "CheckpointError": "errors",
+    "TrainingStopped": "errors",
+}
+
+__all__ = list(_WHERE)
+
+if TYPE_CHECKING:
+    from envfleet.train.advantage import gae as gae
+    from envfleet.train.agent import Agent as Agent
+    from envfleet.train.agent import load_agent as load_agent
+    from envfleet.train.config import PPOConfig as PPOConfig
+    from envfleet.train.errors import CheckpointError as CheckpointError
+    from envfleet.train.errors import DeviceMissing as DeviceMissing
+    from envfleet.train.errors import RunExists as RunExists
+    from envfleet.train.errors import TrainingStopped as TrainingStopped
+    from envfleet.train.evaluate import Evaluation as Evaluation
+    from envfleet.train.loop import PPOTrainer as PPOTrainer
+    from envfleet.train.presets import build_config as build_config
+    from envfleet.train.records import TrainResult as TrainResult
+    from envfleet.train.records import UpdateResult as UpdateResult
+    from envfleet.train.update import Learner as Learner
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'envfleet.train' has no attribute {name!r}")
+    from envfleet.errors import BackendMissing
+
+    try:
+        module = importlib.import_module(f"envfleet.train.{_WHERE[name]}")
+    except ModuleNotFoundError as missing:
+        if missing.name in ("torch", "yaml"):
+            raise BackendMissing(str(missing.name), extra="train") from missing
+        raise
+    value = getattr(module, name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,132 @@
+"""What a run shows while it runs: a live table in a terminal, plain lines elsewhere, nothing when told to be quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+from envfleet.errors import BackendMissing
+
+
+class View(Protocol):
+    """Shows the state of a run."""
+
+    def show(self, status: dict[str, Any]) -> None:
+        """Take the numbers of an update."""
+
+    def close(self) -> None:
+        """Stop showing."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def show(self, status: dict[str, Any]) -> None:
+        """Ignore the numbers."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Lines:
+    """A line every few seconds, for logs and pipes.
+
+    Example:
+        >>> lines = Lines(sys.stdout, every_s=0.0)
+        >>> lines.show({"step": 1024, "total_steps": 4096, "return": 21.5, "length": 21.5, "sps": 9000.0})
+        step 1,024/4,096  return 21.5  length 21.5  episodes 0  9,000 steps/s
+    """
+
+    def __init__(self, out: TextIO | None = None, every_s: float = 5.0) -> None:
+        self._out = out or sys.stdout
+        self._every_s = every_s
+        self._last = float("-inf")
+        self._status: dict[str, Any] | None = None
+
+    def show(self, status: dict[str, Any]) -> None:
+        """Print, unless the last line is recent."""
+        self._status = status
+        now = time.monotonic()
+        if now - self._last >= self._every_s:
+            self._last = now
+            self._print(status)
+            self._status = None
+
+    def _print(self, s: dict[str, Any]) -> None:
+        print(
+            f"step {s['step']:,}/{s['total_steps']:,}  return {_short(s.get('return'))}  "
+            f"length {_short(s.get('length'))}  episodes {s.get('n_completed_episodes', 0)}  {s['sps']:,.0f} steps/s",
+            file=self._out,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        """Print what has not been printed yet."""
+        if self._status is not None:
+            self._print(self._status)
+
+
+class Live:
+    """A table that is redrawn in place (rich)."""
+
+    def __init__(self) -> None:
+        try:
+            from rich.live import Live as RichLive
+        except ImportError as missing:
+            raise BackendMissing("rich", extra="train") from missing
+        self._live = RichLive(refresh_per_second=4, transient=False)
+        self._live.start()
+        self._last = 0.0
+
+    def show(self, status: dict[str, Any]) -> None:
+        """Redraw, a few times a second at most."""
+        now = time.monotonic()
+        if now - self._last >= 0.2 or status["step"] >= status["total_steps"]:
+            self._last = now
+            self._live.update(table(status))
+
+    def close(self) -> None:
+        """Leave the last table standing."""
+        self._live.stop()
+
+
+def table(s: dict[str, Any]) -> Any:
+    """Draw the numbers of a run as a rich panel."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(4):
+        grid.add_column()
+    left = max(s["total_steps"] - s["step"], 0)
+    eta = left / s["sps"] if s["sps"] else 0.0
+    cells = [
+        ("steps", f"{s['step']:,} / {s['total_steps']:,}"), ("ETA", f"{int(eta // 60)}:{int(eta % 60):02d}"),
+        ("return (mean 100)", _short(s.get("return"))), ("length (mean 100)", _short(s.get("length"))),
+        ("n_completed_episodes", f"{s.get('n_completed_episodes', 0):,}"), ("n_envs", str(s.get("n_envs", 1))),
+        ("steps/s", f"{s['sps']:,.0f}"),
+        ("collect / learn", f"{s.get('collect_share', 0):.0%} / {1 - s.get('collect_share', 0):.0%}"),
+        ("fleet", str(s.get("plan", ""))), ("faults", str(s.get("num_faults", 0))),
+        ("policy / value loss", f"{_short(s.get('policy_loss'))} / {_short(s.get('value_loss'))}"),
+        ("entropy / KL", f"{_short(s.get('entropy'))} / {_short(s.get('approx_kl'))}"),
+    ]  # fmt: skip
+    for (name, value), (other, more) in zip(cells[::2], cells[1::2]):
+        grid.add_row(f"[dim]{name}", value, f"[dim]{other}", more)
+    bar = ProgressBar(total=s["total_steps"], completed=min(s["step"], s["total_steps"]))
+    return Panel(Group(bar, grid), title=f"PPO · {s.get('env', '')}", border_style="blue")
+
+
+def choose_view(quiet: bool = False) -> View:
+    """Live in a terminal, lines otherwise."""
+    if quiet:
+        return Silent()
+    return Live() if sys.stdout.isatty() else Lines()
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, (int, float)):
+        return "–"
+    return f"{value:.4g}"

@@ -1,0 +1,134 @@
+"""Running statistics of observations and returns, frozen while a segment is collected and learned from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envfleet.agents.features import Inputs
+
+EPSILON = 1e-8
+
+
+class RunningMoments:
+    """Mean and variance of a stream of batches, merged exactly (Chan's parallel formula), in float64.
+
+    Example:
+        >>> moments = RunningMoments(1)
+        >>> moments.update(np.array([[1.0], [3.0]]))
+        >>> float(moments.mean[0]), float(moments.var[0])
+        (2.0, 1.0)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.count = 0.0
+        self.mean = np.zeros(size)
+        self.var = np.ones(size)
+
+    def update(self, rows: NDArray[Any]) -> None:
+        """Take in rows [k, size]; rows that are not finite are left out."""
+        rows = rows.astype(np.float64, copy=False)
+        good = np.isfinite(rows).all(axis=1)
+        rows = rows if good.all() else rows[good]
+        if not len(rows):
+            return
+        count, mean, var = float(len(rows)), rows.mean(axis=0), rows.var(axis=0)
+        total = self.count + count
+        gap = mean - self.mean
+        spread = (self.var * self.count if self.count else 0.0) + var * count
+        self.var = (spread + gap**2 * self.count * count / total) / total
+        self.mean = self.mean + gap * count / total
+        self.count = total
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return {"count": self.count, "mean": self.mean.copy(), "var": self.var.copy()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint stored."""
+        self.count = float(state["count"])
+        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
+
+
+class ObservationNormaliser:
+    """Shifts and scales the flat part of the inputs to mean 0, variance 1, and clips. Pictures pass untouched.
+
+    The statistics change between segments only, so that an action is scored under the inputs it was chosen under.
+
+    Example:
+        >>> normalise = ObservationNormaliser(2)
+        >>> normalise.update({"vector": np.array([[0.0, 5.0], [2.0, 5.0]])})
+        >>> normalise({"vector": np.array([[2.0, 5.0]], np.float32)})["vector"].round(3).tolist()
+        [[1.0, 0.0]]
+    """
+
+    def __init__(self, size: int, clip: float = 10.0) -> None:
+        self.moments = RunningMoments(size)
+        self.clip = np.float32(clip)
+        self._refresh()
+
+    def __call__(self, inputs: Inputs) -> Inputs:
+        """Normalise inputs with any leading axes."""
+        if "vector" not in inputs or not self.moments.count:
+            return inputs
+        scaled = (inputs["vector"] - self._shift) * self._scale
+        return {**inputs, "vector": np.clip(scaled, -self.clip, self.clip)}
+
+    def update(self, inputs: Inputs) -> None:
+        """Take in the observations of a segment."""
+        if "vector" in inputs:
+            vector = inputs["vector"]
+            self.moments.update(vector.reshape(-1, vector.shape[-1]))
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._shift = self.moments.mean.astype(np.float32)
+        self._scale = (1.0 / np.sqrt(self.moments.var + EPSILON)).astype(np.float32)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return self.moments.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint stored."""
+        self.moments.load(state)
+        self._refresh()
+
+
+class RewardNormaliser:
+    """Divides rewards by the running standard deviation of the discounted return, so that values stay near one.
+
+    Example:
+        >>> normalise = RewardNormaliser(num_slots=1, gamma=0.9)
+        >>> rewards = np.ones((4, 1)) * 100
+        >>> bool(normalise(rewards, np.zeros((4, 1), bool)).max() < 10)
+        True
+    """
+
+    def __init__(self, num_slots: int, gamma: float, clip: float = 10.0) -> None:
+        self.moments = RunningMoments(1)
+        self.gamma, self.clip = gamma, clip
+        self.running = np.zeros(num_slots)  # discounted return so far, per slot
+
+    def __call__(self, reward: NDArray[np.float64], ended: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Take in rewards [T, B] of a segment and return them scaled."""
+        returns = np.empty_like(reward)
+        for t in range(len(reward)):
+            self.running = self.running * self.gamma + reward[t]
+            returns[t] = self.running
+            self.running = np.where(ended[t], 0.0, self.running)
+        self.moments.update(returns.reshape(-1, 1))
+        scaled = reward / np.sqrt(self.moments.var[0] + EPSILON)
+        clipped: NDArray[np.float64] = np.clip(scaled, -self.clip, self.clip)
+        return clipped
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return {**self.moments.state(), "running": self.running.copy()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint stored."""
+        self.moments.load(state)
+        self.running = np.array(state["running"])

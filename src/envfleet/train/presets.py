@@ -1,0 +1,115 @@
+"""Settings that are known to solve known environments; `preset="auto"` picks by the environment's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envfleet.errors import BadArgument
+from envfleet.train.config import PPOConfig
+
+#: What PPO papers agree on for continuous control: long rollouts, normalised inputs, no entropy bonus.
+_MUJOCO: dict[str, Any] = {
+    "num_steps": 256,
+    "num_epochs": 10,
+    "num_minibatches": 32,
+    "learning_rate": 3e-4,
+    "normalize_obs": True,
+    "normalize_reward": True,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "cartpole": {
+        "num_steps": 32,
+        "num_epochs": 10,
+        "num_minibatches": 2,
+        "learning_rate": 1e-3,
+        "clip_schedule": "linear",
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+    },
+    "cartpole-memory": {
+        "num_steps": 64,
+        "num_epochs": 10,
+        "num_minibatches": 2,
+        "learning_rate": 2e-3,
+        "clip_schedule": "linear",
+        "gamma": 0.98,
+        "gae_lambda": 0.9,
+        "arch": "memory",
+        "normalize_obs": True,
+    },
+    "acrobot": {
+        "num_steps": 128,
+        "num_epochs": 4,
+        "gae_lambda": 0.94,
+        "learning_rate": 1e-3,
+        "entropy": 0.01,
+        "normalize_obs": True,
+    },
+    "lunarlander": {
+        "num_steps": 512,
+        "num_minibatches": 32,
+        "learning_rate": 5e-4,
+        "gamma": 0.999,
+        "gae_lambda": 0.98,
+        "entropy": 0.01,
+    },
+    "mountaincar": {"num_steps": 16, "gae_lambda": 0.98, "normalize_obs": True, "normalize_reward": True},
+    "pendulum": {"num_steps": 256, "num_epochs": 10, "num_minibatches": 8, "learning_rate": 1e-3, "gamma": 0.9},
+    "mujoco": _MUJOCO,
+    "atari": {"clip": 0.1, "clip_schedule": "linear", "entropy": 0.01},
+    "tmaze": {
+        "num_steps": 66,
+        "num_epochs": 4,
+        "num_minibatches": 2,
+        "learning_rate": 2e-3,
+        "entropy": 0.05,
+        "entropy_final": 0.0,
+        "gamma": 0.98,
+    },
+    "catch": {"num_steps": 64, "learning_rate": 1e-3, "entropy": 0.01, "gamma": 0.95},
+}
+
+_BY_NAME = (
+    ("cartpole-novel", "cartpole-memory"),
+    ("cartpole", "cartpole"),
+    ("acrobot", "acrobot"),
+    ("lunarlander", "lunarlander"),
+    ("mountaincar", "mountaincar"),
+    ("pendulum", "pendulum"),
+    ("tmaze", "tmaze"),
+    ("catch", "catch"),
+    ("noframeskip", "atari"),
+    ("ale/", "atari"),
+    *((name, "mujoco") for name in ("halfcheetah", "hopper", "walker2d", "ant-", "humanoid", "swimmer", "reacher")),
+)
+
+
+def preset_for(env: Any, preset: str = "auto") -> dict[str, Any]:
+    """Return the settings of a preset, or of the one that fits the environment; {} where nothing is known.
+
+    Example:
+        >>> preset_for("CartPole-v1")["gamma"]
+        0.98
+        >>> preset_for("MyOwnEnv-v0")
+        {}
+    """
+    if preset == "none":
+        return {}
+    if preset != "auto":
+        if preset not in PRESETS:
+            raise BadArgument(f"there is no preset {preset!r}: auto, none, {', '.join(sorted(PRESETS))}")
+        return dict(PRESETS[preset])
+    name = env.lower() if isinstance(env, str) else ""
+    return next((dict(PRESETS[found]) for part, found in _BY_NAME if part in name), {})
+
+
+def build_config(**settings: Any) -> PPOConfig:
+    """Make a config from a preset and the settings given; what is given wins.
+
+    Example:
+        >>> build_config(env="CartPole-v1", gamma=0.9).gae_lambda
+        0.8
+    """
+    base = preset_for(settings.get("env", "CartPole-v1"), settings.get("preset", "auto"))
+    return PPOConfig(**{**base, **settings})

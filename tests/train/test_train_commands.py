@@ -1,0 +1,181 @@
+"""`envfleet train`, `envfleet eval` and `train_ppo.py`, as users call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envfleet.cli.main import main
+from envfleet.errors import BadArgument
+from envfleet.train import PPOConfig, build_config
+from envfleet.train.checkpoint import Checkpoints, read
+from envfleet.train.config import PPOConfig as Config
+from envfleet.train.settings import ALIASES, FIELDS, field_name, parse, schema, settings_from_yaml
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+SMALL = ["--n-envs", "2", "--total-steps", "512", "--num-steps", "64", "--backend", "serial", "--tensorboard", "no"]
+
+
+def call(capsys, *words):
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_train_then_eval(capsys, tmp_path):
+    run = tmp_path / "run"
+    code, out, _ = call(capsys, "train", "CartPole-v1", *SMALL, "--out", run, "--eval-every", 2, "--eval-episodes", 2)
+    assert code == 0 and "run folder" in out
+    names = {path.name for path in run.iterdir()}
+    assert {"checkpoints", "config.json", "metrics.csv", "metrics.jsonl", "report.html"} <= names
+    header, *rows = (run / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 4 and "eval/mean_return" in header and "return/CartPole-v1" in header
+    page = (run / "report.html").read_text()
+    assert "<svg" in page and "envfleet train CartPole-v1 --preset none" in page and "http" not in page
+    code, out, _ = call(capsys, "eval", run, "--episodes", 5, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["num_episodes"] == 5 and found["mean_return"] == pytest.approx(sum(found["returns"]) / 5)
+    code, out, _ = call(capsys, "eval", run, "--episodes", 2, "--checkpoint", "best", "--sample")
+    assert code == 0 and "return" in out
+
+
+def test_the_report_repeats_the_run(capsys, tmp_path):
+    run = tmp_path / "a"
+    call(capsys, "train", "CartPole-v1", *SMALL, "--out", run, "--gamma", "0.9", "--hidden", "32,32", "--quiet")
+    command = re.search(r"<pre>(envfleet train .*?)</pre>", (run / "report.html").read_text()).group(1)
+    words = command.split()[1:]
+    words[words.index("--out") + 1] = str(tmp_path / "b")
+    assert call(capsys, *words, "--quiet")[0] == 0
+    first, second = (Checkpoints(tmp_path / name).load_latest()["net"] for name in "ab")
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_resume_and_existing_run(capsys, tmp_path):
+    words = ["train", "CartPole-v1", *SMALL, "--out", tmp_path, "--quiet"]
+    assert call(capsys, *words)[0] == 0
+    code, _, err = call(capsys, *words)
+    assert code == 2 and "--resume" in err
+    longer = [word if word != "512" else "1024" for word in words]
+    assert call(capsys, *longer, "--resume")[0] == 0
+    assert Checkpoints(tmp_path).load_latest()["update"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["CartPoel-v1"], "Close names: CartPole-v1"),
+        (["CartPole-v1", "--set", "env.num_env=2"], "there is no setting 'env.num_env'. Did you mean num_envs?"),
+        (["CartPole-v1", "--set", "gamma"], "NAME=VALUE is needed"),
+        (["CartPole-v1", "--n-envs", "many"], "num_envs='many': a whole number is needed"),
+        (["CartPole-v1", "--arch", "brain"], "arch='brain': it is one of markov, memory, memory_markov"),
+        (["CartPole-v1", "--preset", "magic"], "there is no preset 'magic'"),
+        (["--config", "nowhere.yaml"], "there is no configuration file"),
+        (["CartPole-v1", "--out", "/proc/nothing/run"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_refused_with_a_remedy(capsys, words, told):
+    code, _, err = call(capsys, "train", *words, "--quiet")
+    assert code == 2 and told in err
+
+
+def test_eval_of_nothing(capsys, tmp_path):
+    code, _, err = call(capsys, "eval", tmp_path)
+    assert code == 2 and "there is no run in" in err
+
+
+def test_yaml_sections_aliases_and_wrong_keys(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("env:\n  env_name: tmaze\n  num_parallel_workers: 3\n  kwargs: {length: 4}\ntrain:\n  lr: 1e-3\n")
+    assert settings_from_yaml(path) == {
+        "env": "tmaze", "num_envs": 3, "env_kwargs": {"length": 4}, "learning_rate": 1e-3,
+    }  # fmt: skip
+    path.write_text("train:\n  learning_rat: 1\n")
+    with pytest.raises(
+        BadArgument, match=r"'train.learning_rat'. Did you mean learning_rate\? Settings of train: .*gamma"
+    ):
+        settings_from_yaml(path)
+    path.write_text("trane:\n  gamma: 1\n")
+    with pytest.raises(BadArgument, match="the sections are env and train"):
+        settings_from_yaml(path)
+    path.write_text("env:\n  gamma: 1\n")
+    with pytest.raises(BadArgument, match="It belongs to the section train"):
+        settings_from_yaml(path)
+    path.write_text("env: [")
+    with pytest.raises(BadArgument, match="not valid YAML"):
+        settings_from_yaml(path)
+
+
+def test_the_shipped_config_is_read():
+    settings = settings_from_yaml(ROOT / "examples" / "configs" / "cartpole.yaml")
+    assert build_config(**settings).num_envs == 8
+
+
+def test_every_setting_has_a_text_and_the_schema_is_valid_yaml(tmp_path):
+    assert all(len(spec.metadata["help"]) > 5 for spec in FIELDS.values())
+    assert set(ALIASES.values()) <= set(FIELDS) and not set(ALIASES) & set(FIELDS)
+    path = tmp_path / "all.yaml"
+    path.write_text(schema())
+    assert Config(**settings_from_yaml(path)) == PPOConfig()
+
+
+def test_names_and_values():
+    assert field_name("n-envs") == "num_envs" and field_name("train.ent_coef") == "entropy"
+    assert parse("total_steps", "1e5") == 100_000 and parse("total_steps", "100_000") == 100_000
+    assert parse("env_kwargs", "length=5,name=x") == {"length": 5, "name": "x"}
+    for name, wrong in (("num_envs", 1.5), ("num_envs", True), ("gamma", "x"), ("wandb", "maybe"), ("seed", None)):
+        with pytest.raises(BadArgument):
+            parse(name, wrong)
+
+
+def test_train_ppo_at_the_root(tmp_path):
+    words = [
+        "--n-envs", "2", "--parallel-start-method", "spawn", "--num-episodes", "5", "--device", "cpu",
+        "--learning-rate", "3e-4", "--checkpoint-dir", str(tmp_path / "parallel_v1"),
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train_ppo.py"), *words], env=ENV, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "episodes" in done.stdout
+    saved = Checkpoints(tmp_path / "parallel_v1").load_latest()
+    assert saved["config"]["start_method"] == "spawn" and saved["counters"]["num_episodes"] >= 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_first(tmp_path, number):
+    words = ["-m", "envfleet", "train", "CartPole-v1", *SMALL, "--out", str(tmp_path), "--checkpoint-every", "0"]
+    words[words.index("512")] = "100000000"
+    process = subprocess.Popen([sys.executable, *words], env=ENV, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # the first line comes after the first update
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in out
+    assert Checkpoints(tmp_path).load_latest()["update"] >= 1
+
+
+def test_wandb_is_one_run_and_video_is_of_slot_0(capsys, tmp_path):
+    pytest.importorskip("wandb")
+    pytest.importorskip("imageio_ffmpeg")
+    run = tmp_path / "run"
+    words = ["--wandb", "--wandb-mode", "offline", "--video-every", 2, "--backend", "shm", "--num-workers", 2]
+    assert call(capsys, "train", "catch", *SMALL, *words, "--out", run, "--quiet")[0] == 0
+    assert len(list((run / "wandb").glob("offline-run-*"))) == 1
+    videos = list((run / "videos").iterdir())
+    assert videos and all(
+        path.suffix == ".mp4" and path.stat().st_size > 1000 for path in videos
+    )  # no .txt: replayed alike
+
+
+def test_checkpoints_hold_plain_values_only(capsys, tmp_path):
+    call(capsys, "train", "CartPole-v1", *SMALL, "--out", tmp_path, "--quiet")
+    state = read(Checkpoints(tmp_path).paths()[-1])
+    assert {"net", "optimiser", "counters", "rng", "running", "config"} <= set(state)

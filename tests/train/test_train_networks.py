@@ -1,0 +1,229 @@
+"""Networks: what is written by hand agrees with PyTorch, and every space trains."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from envfleet.agents.actions import Actions
+from envfleet.agents.dense import DenseStack
+from envfleet.agents.features import Features
+from envfleet.agents.networks import ActorCritic, NetworkConfig, flatten_parameters
+from envfleet.agents.policy import NotFinite, Policy
+from envfleet.agents.recurrent import Recurrent, _gru_loop, _lstm_loop
+from envfleet.errors import BadArgument
+
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.ELU])
+@pytest.mark.parametrize("rows", [3, 300])  # below and above the size from which tanh takes another way
+def test_dense_stack_equals_modules(activation, rows):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(5, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 2))
+    x = torch.randn(rows, 5, requires_grad=True)
+    weight = torch.randn(rows, 2)
+    ours = DenseStack(layers)(x)
+    theirs = layers(x)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    parameters = [x, *layers.parameters()]
+    got = torch.autograd.grad((ours * weight).sum(), parameters)
+    wanted = torch.autograd.grad((theirs * weight).sum(), parameters)
+    for ours_, theirs_ in zip(got, wanted):
+        torch.testing.assert_close(ours_, theirs_, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("cores", [1, 2])
+def test_recurrent_scan_equals_the_loop_in_torch(kind, cores):
+    torch.manual_seed(0)
+    layer = Recurrent(kind, 4, 6, cores)
+    with torch.no_grad():
+        layer.b_in.normal_()
+    inputs = torch.randn(cores, 9, 3, 4, requires_grad=True)
+    state = torch.randn(cores, 3, layer.width)
+    fresh = torch.rand(9, 3) < 0.3
+    outputs, states = layer.run(inputs, state, fresh)
+    gates = torch.baddbmm(layer.b_in, inputs.reshape(cores, 27, 4), layer.w_in).view(cores, 9, 3, -1)
+    loop = _gru_loop if kind == "gru" else _lstm_loop
+    wanted, cells = loop(gates, layer.w_state, state, (~fresh).float())
+    torch.testing.assert_close(outputs, wanted, atol=1e-5, rtol=1e-5)
+    if cells is not None:
+        torch.testing.assert_close(states[..., 6:], cells, atol=1e-5, rtol=1e-5)
+    weight = torch.randn_like(outputs)
+    parameters = [inputs, layer.w_in, layer.w_state, layer.b_in]
+    for ours, theirs in zip(
+        torch.autograd.grad((outputs * weight).sum(), parameters),
+        torch.autograd.grad((wanted * weight).sum(), parameters),
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_fresh_row_forgets():
+    layer = Recurrent("gru", 2, 4)
+    x = torch.randn(1, 6, 2, 2)
+    fresh = torch.zeros(6, 2, dtype=torch.bool)
+    fresh[3, 0] = True
+    outputs, _ = layer.run(x, torch.randn(1, 2, 4), fresh)
+    alone, _ = layer.run(x[:, 3:, :1], layer.initial(1), torch.zeros(3, 1, dtype=torch.bool))
+    torch.testing.assert_close(outputs[:, 3:, :1], alone)
+
+
+@pytest.mark.parametrize("arch", ["markov", "memory", "memory_markov"])
+@pytest.mark.parametrize("rnn", ["gru", "lstm"])
+def test_numpy_policy_gives_what_the_network_gives(arch, rnn):
+    torch.manual_seed(1)
+    net = ActorCritic(VECTOR, spaces.Discrete(3), NetworkConfig(arch=arch, rnn=rnn, state_size=8, hidden=(16, 16)))
+    flatten_parameters(net)
+    with torch.no_grad():
+        net.actor_head.weight.mul_(100)  # so that the three actions differ
+    policy = Policy(net, 4, None)
+    rng = np.random.default_rng(0)
+    observations = rng.standard_normal((7, 4, 5)).astype(np.float32)
+    fresh = rng.random((7, 4)) < 0.3
+    fresh[0] = True
+    chosen = np.stack([policy.choose(observations[t], None, fresh[t])[0] for t in range(7)])
+    with torch.no_grad():
+        inputs = {"vector": torch.from_numpy(observations)}
+        out = net(inputs, net.initial_state(4), torch.from_numpy(fresh))
+    assert (out.actions.argmax(-1).numpy() == chosen).all()
+
+
+def test_policy_for_some_slots_keeps_the_others_memory():
+    net = ActorCritic(VECTOR, spaces.Discrete(2), NetworkConfig(arch="memory", state_size=8))
+    policy = Policy(net, 3, np.random.default_rng(0))
+    policy.choose(np.ones((3, 5), np.float32))
+    before = policy.state.copy()
+    policy.choose(np.ones((1, 5), np.float32), np.array([1]))
+    assert (policy.state[[0, 2]] == before[[0, 2]]).all()
+    assert (policy.state[1] != before[1]).any()
+
+
+SPACES = {
+    "box": VECTOR,
+    "discrete": spaces.Discrete(4, start=2),
+    "multidiscrete": spaces.MultiDiscrete([2, 3]),
+    "multibinary": spaces.MultiBinary(3),
+    "image": spaces.Box(0, 255, (12, 12, 3), np.uint8),
+    "image2d": spaces.Box(0, 255, (10, 10), np.uint8),
+    "atari": spaces.Box(0, 255, (4, 84, 84), np.uint8),
+    "dict": spaces.Dict(pos=VECTOR, map=spaces.Box(0, 255, (8, 8, 1), np.uint8), kind=spaces.Discrete(3)),
+    "tuple": spaces.Tuple((VECTOR, spaces.Discrete(2))),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("arch", ["markov", "memory"])
+def test_every_observation_space_is_read(name, arch):
+    space = SPACES[name]
+    batched = gym.vector.utils.batch_space(space, 2)
+    net = ActorCritic(space, spaces.Discrete(2), NetworkConfig(arch=arch, state_size=8))
+    policy = Policy(net, 2, np.random.default_rng(0))
+    batched.seed(0)
+    action, _ = policy.choose(batched.sample(), None, np.array([True, True]))
+    assert action.shape == (2,)
+
+
+def test_discrete_with_a_start_is_one_hot_from_there():
+    features = Features(spaces.Discrete(3, start=5))
+    assert features(np.array([5, 7]))["vector"].tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_unreadable_spaces_are_named():
+    with pytest.raises(BadArgument, match="words is a Text space"):
+        Features(spaces.Dict(words=spaces.Text(5)))
+    with pytest.raises(BadArgument, match="PPO cannot act in"):
+        Actions(spaces.Box(0, 10, (2,), np.int64))
+    with pytest.raises(BadArgument, match="finite action bounds"):
+        Actions(spaces.Box(-np.inf, np.inf, (2,)), squash=True)
+
+
+# -- distributions against torch.distributions ---------------------------------------------------------------------------
+
+
+def test_categorical_scores():
+    actions = Actions(spaces.MultiDiscrete([3, 4]))
+    outputs = torch.randn(6, 7)
+    raw = torch.stack([torch.randint(0, 3, (6,)), torch.randint(0, 4, (6,))], dim=1)
+    log_prob, entropy = actions.score(outputs, None, raw)
+    parts = [
+        torch.distributions.Categorical(logits=outputs[:, :3]),
+        torch.distributions.Categorical(logits=outputs[:, 3:]),
+    ]
+    torch.testing.assert_close(log_prob, sum(part.log_prob(raw[:, i]) for i, part in enumerate(parts)))
+    torch.testing.assert_close(entropy, sum(part.entropy() for part in parts))
+
+
+@pytest.mark.parametrize("std", ["free", "state"])
+def test_gaussian_scores(std):
+    actions = Actions(spaces.Box(-2, 2, (3,)), std=std)
+    outputs = torch.randn(5, actions.num_outputs)
+    log_std = torch.randn(3) if std == "free" else None
+    scale = (log_std if std == "free" else outputs[:, 3:].clamp(-8, 2)).exp()
+    raw = torch.randn(5, 3)
+    wanted = torch.distributions.Normal(outputs[:, :3], scale.expand(5, 3))
+    log_prob, entropy = actions.score(outputs, log_std, raw)
+    torch.testing.assert_close(log_prob, wanted.log_prob(raw).sum(-1))
+    torch.testing.assert_close(entropy, wanted.entropy().sum(-1))
+
+
+def test_squashed_gaussian_scores_and_stays_inside():
+    space = spaces.Box(np.array([-1.0, 0.0]), np.array([3.0, 1.0]), dtype=np.float64)
+    actions = Actions(space, squash=True)
+    mean, log_std, raw = torch.randn(4, 2).double(), torch.zeros(2).double(), torch.randn(4, 2).double()
+    base = torch.distributions.Normal(mean, torch.ones(2).double())
+    transforms = [
+        torch.distributions.TanhTransform(),
+        torch.distributions.AffineTransform(torch.tensor([1.0, 0.5]).double(), torch.tensor([2.0, 0.5]).double()),
+    ]
+    wanted = torch.distributions.TransformedDistribution(base, transforms)
+    env = torch.from_numpy(actions.to_env(raw.numpy()))
+    log_prob, _ = actions.score(mean, log_std, raw)
+    torch.testing.assert_close(log_prob, wanted.log_prob(env).sum(-1), atol=1e-6, rtol=1e-6)
+    far = actions.to_env(np.array([[1e9, -1e9]], np.float32))
+    assert space.contains(far[0])
+
+
+def test_draws_follow_the_logits():
+    actions = Actions(spaces.Discrete(3))
+    logits = np.log(np.array([0.2, 0.5, 0.3], np.float32))
+    drawn = actions.draw(np.tile(logits, (20_000, 1)), None, np.random.default_rng(0))
+    assert np.abs(np.bincount(drawn, minlength=3) / 20_000 - [0.2, 0.5, 0.3]).max() < 0.02
+
+
+def test_masked_actions_are_never_drawn_and_have_no_gradient():
+    actions = Actions(spaces.Discrete(3))
+    mask = np.array([[True, False, True]] * 1000)
+    drawn = actions.draw(np.zeros((1000, 3), np.float32), None, np.random.default_rng(0), mask)
+    assert set(drawn.tolist()) == {0, 2}
+    logits = torch.zeros(1, 3, requires_grad=True)
+    log_prob, entropy = actions.score(logits, None, torch.tensor([0]), torch.tensor([[True, False, True]]))
+    (log_prob + entropy).sum().backward()
+    assert logits.grad[0, 1] == 0
+    assert entropy.item() == pytest.approx(np.log(2))
+
+
+def test_every_action_space_gives_members():
+    for space in (
+        spaces.Discrete(3, start=4),
+        spaces.MultiDiscrete([2, 5], start=[1, 3]),
+        spaces.MultiBinary((2, 2)),
+        spaces.Box(-1, 1, (2, 3), np.float32),
+    ):
+        net = ActorCritic(VECTOR, space, NetworkConfig())
+        drawn, _ = Policy(net, 4, np.random.default_rng(0)).choose(np.zeros((4, 5), np.float32))
+        assert all(space.contains(one.item() if one.ndim == 0 else one) for one in drawn), space
+
+
+def test_nan_is_found_with_its_row():
+    net = ActorCritic(VECTOR, spaces.Discrete(2), NetworkConfig())
+    observation = np.zeros((4, 5), np.float32)
+    observation[2, 1] = np.nan
+    with pytest.raises(NotFinite) as caught:
+        Policy(net, 4, None).choose(observation)
+    assert caught.value.rows == [2]
+    Policy(net, 4, None, skip_nan=True).choose(observation)

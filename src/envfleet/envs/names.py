@@ -29,7 +29,7 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
         >>> resolve_env("CartPoel-v1")
         Traceback (most recent call last):
         ...
-        envfleet.errors.BadArgument: there is no environment 'CartPoel-v1'. Close names: CartPole-v1, CartPole-v0
+        envfleet.errors.BadArgument: there is no environment 'CartPoel-v1'. Close names: CartPole-v1, ...
     """
     if callable(name):
         return name

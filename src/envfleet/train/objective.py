@@ -104,7 +104,7 @@ class FlatAdam:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
         >>> weight.grad = torch.ones(1)
         >>> FlatAdam(weight, eps=1e-8).step(0.1)
-        >>> round(float(weight), 3)
+        >>> round(weight.item(), 3)
         -0.1
     """
 

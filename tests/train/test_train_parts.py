@@ -140,3 +140,12 @@ def test_video_files(tmp_path):
         write_video(tmp_path / "b.mp4", [])
     with pytest.raises(VideoError, match="render_mode"):
         build_for_video(TMaze, {})
+
+
+def test_the_demonstration_tells_what_it_found(tmp_path, capsys):
+    from envfleet.train.demo import run_demo
+
+    found = run_demo(str(tmp_path), total_steps=1024)
+    out = capsys.readouterr().out
+    assert "batching gives" in out and "workers give" in out and "not solved" in out
+    assert found["speedup_batching"] > 0 and (tmp_path / "run" / "report.html").exists()

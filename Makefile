@@ -13,7 +13,7 @@ help: ## list the verbs
 
 setup: $(VENV)/.dev ## make .venv with everything the tests need (done by the other verbs by themselves)
 
-# Two stamps in one environment: the demo needs the small one only.
+# Three stamps in one environment: the core, what the demo needs, what the tests need.
 $(VENV)/.core: $(INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "envfleet needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,13 +22,18 @@ $(VENV)/.core: $(INPUTS)
 	@touch $@
 
 # torch first and by itself: resolved together with the rest, some of its dependants make pip look at other versions of it.
-$(VENV)/.dev: $(VENV)/.core
-	@echo "setting up .venv: everything the tests need (some 1.5 GB, a few minutes)"
+$(VENV)/.train: $(VENV)/.core
+	@echo "setting up .venv: training (PyTorch)"
 	@$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) install -q -c constraints.txt -e '.[cli,train,classic,video]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	@echo "setting up .venv: everything the tests need (some 1.8 GB, a few minutes)"
 	@$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.core ## CartPole on two backends: throughput of each, and that they give the same bytes
+demo: $(VENV)/.train ## train PPO on CartPole with 8 envs until solved, evaluate it, say what the speed came from
 	@$(BIN)/envfleet demo
 
 test: check ## lint, types and every test but the long ones; says what was skipped and why

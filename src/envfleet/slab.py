@@ -40,6 +40,8 @@ class Slab:
         self.head = self.arrays["head"]
         # The same rows as plain bytes: indexing a record array goes field by field, a hundred times slower.
         self.raw = self.head.view((np.void, self.head.dtype.itemsize))
+        #: A view of each scalar of all rows, made once: every life holds these, and thousands of lives hold the same.
+        self.scalars = {name: self.head[name] for name in self.head.dtype.names or ()}
         #: (dtype, offset) of each scalar in a row, the first agent's where there is an agent axis.
         self.fields = {name: (entry[0].base, entry[1]) for name, entry in (self.head.dtype.fields or {}).items()}
         self.obs_leaves = layout.obs_leaves

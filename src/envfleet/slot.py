@@ -74,7 +74,7 @@ class SlotLife:
     def attach(self, slab: Slab) -> None:
         """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
         self.slab = slab
-        head = slab.head
+        head = slab.scalars
         self._reward, self._ep_return = head["reward"], head["ep_return"]
         self._terminated, self._truncated = head["terminated"], head["truncated"]
         self._active, self._scored = head["active"], head["scored"]

@@ -61,11 +61,13 @@ def test_unknown_command_suggests_the_closest(capsys):
 
 
 def test_errors_are_one_line_unless_a_traceback_is_asked_for():
-    short = run("demo", "--env", "Nope-v1")
+    short = run("demo", "--backends", "--env", "Nope-v1")
     assert short.returncode == 2
     assert short.stderr.startswith("envfleet: unknown environment 'Nope-v1'") and short.stderr.count("\n") == 1
-    assert "Traceback" in run("demo", "--env", "Nope-v1", "--traceback").stderr
-    assert "Traceback" in run("demo", "--env", "Nope-v1", env={**os.environ, "ENVFLEET_DEBUG": "1"}).stderr
+    assert "Traceback" in run("demo", "--backends", "--env", "Nope-v1", "--traceback").stderr
+    assert (
+        "Traceback" in run("demo", "--backends", "--env", "Nope-v1", env={**os.environ, "ENVFLEET_DEBUG": "1"}).stderr
+    )
 
 
 def test_a_failing_env_is_one_line_with_its_address(tmp_path):
@@ -128,7 +130,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, env):
 
 
 def test_demo_compares_two_backends():
-    done = run("demo", "--steps", "400", "--num-envs", "4")
+    done = run("demo", "--backends", "--steps", "400", "--num-envs", "4")
     assert done.returncode == 0, done.stderr
     assert len(set(re.findall(r"sha256 (\w+)", done.stdout))) == 1
     assert done.stdout.splitlines()[-1] == "the two backends gave the same bytes"
@@ -137,7 +139,9 @@ def test_demo_compares_two_backends():
 def test_demo_on_a_terminal_shows_a_bar_and_the_same_result():
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "envfleet", "demo", "--steps", "400"], stdout=theirs, env={**os.environ, "TERM": "xterm"}
+        [sys.executable, "-m", "envfleet", "demo", "--backends", "--steps", "400"],
+        stdout=theirs,
+        env={**os.environ, "TERM": "xterm"},
     )
     os.close(theirs)
     said = b""

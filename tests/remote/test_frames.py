@@ -8,7 +8,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from envfleet.remote.frames import BINARY, TEXT, client_frame, missing_after, whole_payload
+from envfleet.remote.frames import BINARY, TEXT, client_frame, missing_after, server_frame, whole_payload
 
 payloads = st.one_of(st.binary(max_size=300), st.sampled_from([b"x" * n for n in (125, 126, 127, 65535, 65536, 70000)]))
 
@@ -24,6 +24,10 @@ def test_the_library_reads_what_we_write(payload, text):
     server.receive_data(client_frame(TEXT if text else BINARY, payload))
     (event,) = server.events_received()
     assert bytes(event.data) == payload and event.opcode == (Opcode.TEXT if text else Opcode.BINARY)
+    client = ClientProtocol(parse_uri("ws://x/"), state=State.OPEN, max_size=None)
+    client.receive_data(server_frame(TEXT if text else BINARY, payload))
+    (event,) = client.events_received()
+    assert bytes(event.data) == payload and event.opcode == (Opcode.TEXT if text else Opcode.BINARY)
 
 
 @given(payloads)
@@ -34,6 +38,10 @@ def test_we_read_what_the_library_writes(payload):
     assert whole_payload(data[:-1]) is None and whole_payload(data + b"\x81") is None
     assert whole_payload(server_bytes(Opcode.BINARY, payload, fin=False)) is None
     assert whole_payload(server_bytes(Opcode.PING, payload[:100])) is None
+    masked = Frame(Opcode.TEXT, payload).serialize(mask=True)
+    assert whole_payload(masked) is None and whole_payload(data, masked=True) is None
+    assert whole_payload(masked, masked=True) == (payload if len(payload) < 65536 else None)
+    assert missing_after(masked, 0) == 0 and missing_after(masked[:-1], 0) in (1, -1)
 
 
 @given(st.lists(payloads, min_size=1, max_size=5), st.data())

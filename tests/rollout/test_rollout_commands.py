@@ -54,6 +54,17 @@ def test_collect_with_a_policy_of_ones_own(tmp_path, monkeypatch, capsys):
     assert all((rollout.actions == 0).all() for rollout in Rollouts.load(tmp_path / "d"))
 
 
+def test_collect_with_a_checkpoint(tmp_path, capsys):
+    pytest.importorskip("torch")
+    run = ["--num-envs", "4", "--num-steps", "32", "--total-steps", "256", "--backend", "serial", "--quiet"]
+    assert main(["train", "CartPole-v1", *run, "--out", str(tmp_path / "run")]) == 0
+    for name, mode in (("a", "sync"), ("b", "async")):
+        assert collect(tmp_path / name, "--episodes", "6", "--policy", str(tmp_path / "run"), "--mode", mode) == 0
+    a, b = Rollouts.load(tmp_path / "a"), Rollouts.load(tmp_path / "b")
+    assert [len(rollout) for rollout in a] == [len(rollout) for rollout in b]
+    assert set(a[0].policy_version.tolist()) == {2}
+
+
 def test_collect_minari(tmp_path, capsys):
     minari = pytest.importorskip("minari")
     pytest.importorskip("h5py")

@@ -114,3 +114,10 @@ def test_an_unguarded_script_works_and_workers_die_with_it(tmp_path):
     except psutil.NoSuchProcess:
         pass
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("mode", ["thread", "async", "process"])
+def test_nothing_is_left_behind(mode, no_leaks):
+    with ParallelRolloutCollector(mode, max_workers=2, on_error="skip") as collector:
+        rollouts = collector.collect([factory(5), factory(5, fail_at=2), factory(3)], agent)
+        assert [len(rollout) for rollout in rollouts] == [5, 2, 3]

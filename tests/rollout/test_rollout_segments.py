@@ -91,7 +91,7 @@ def test_trees_tasks_and_cuts():
 def test_fault_rows_are_marked_and_the_ledger_balances():
     with ef.make(Fragile, num_envs=4, backend="serial", on_fault="restart", max_restarts=1000) as fleet:
         collector = Collector(fleet, Frozen(), seed=2)
-        found = [collector.segment(40) for _ in range(2)]
+        found = [collector.segment(20) for _ in range(2)]
         ledger = collector.ledger
         lost = sum(int((~s.scored).sum()) for s in found)
         assert lost == len(fleet.faults) == ledger.failed.total() > 0
@@ -132,7 +132,7 @@ def test_the_verdict_names_the_slow_slot(backend, num_workers):
     envs[2] = lambda: Waiting(step_s=0.05, limit=20)
     with ef.make(envs, backend=backend, num_workers=num_workers) as fleet:
         collector = Collector(fleet, random_actions=True)
-        collector.segment(70 if backend == "serial" else 40)
+        collector.segment(40)
         verdict = collector.verdict()
     assert verdict.straggler is not None and verdict.straggler.slot == 2, str(verdict)
     assert verdict.sentence.startswith("one straggler: slot 2 p99") and verdict.straggler.p99_s > 0.03

@@ -12,13 +12,13 @@ import inspect
 import threading
 import time
 import traceback
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from envfleet.backends.base import Finished, Loss
-from envfleet.backends.done import DoneList
+from envfleet.backends.done import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.pool import DaemonPool
 from envfleet.recipe import Recipe
@@ -162,15 +162,7 @@ class AioBackend(LocalBackend):
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        replies: dict[int, Any] = {}
-        try:
-            slot, answer = self._answers.get(timeout=max(timeout_s, 1e-4))
-            replies[slot] = answer
-            while True:
-                slot, answer = self._answers.get_nowait()
-                replies[slot] = answer
-        except Empty:
-            return replies
+        return drain(self._answers, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Cancel the slot's coroutine, or abandon its thread."""

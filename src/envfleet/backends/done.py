@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from queue import Empty, SimpleQueue
+from typing import Any
 
 
 class DoneList:
@@ -50,3 +52,16 @@ class DoneList:
                 self._bell.acquire(timeout=left)  # a ring left over from before only costs one more look
             self._target = 0
         return [slots.popleft() for _ in range(len(slots))]
+
+
+def drain(answers: SimpleQueue[tuple[int, Any]], timeout_s: float) -> dict[int, Any]:
+    """The answers (slot, value) that are there, waiting for a first one at most `timeout_s`."""
+    found: dict[int, Any] = {}
+    try:
+        slot, value = answers.get(timeout=max(timeout_s, 1e-4))
+        found[slot] = value
+        while True:
+            slot, value = answers.get_nowait()
+            found[slot] = value
+    except Empty:
+        return found

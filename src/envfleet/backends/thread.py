@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from envfleet import native
 from envfleet.backends.base import Finished, Loss, spread
-from envfleet.backends.done import DoneList
+from envfleet.backends.done import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
@@ -153,15 +153,7 @@ class ThreadBackend(LocalBackend):
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        replies: dict[int, Any] = {}
-        try:
-            slot, answer = self._answers.get(timeout=max(timeout_s, 1e-4))
-            replies[slot] = answer
-            while True:
-                slot, answer = self._answers.get_nowait()
-                replies[slot] = answer
-        except Empty:
-            return replies
+        return drain(self._answers, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Give up the call the worker is in; a new thread takes its other slots."""

@@ -122,7 +122,9 @@ def _policy(args: argparse.Namespace, fleet: Any) -> Any:
             agent = importlib.import_module("envfleet.train.agent").load_agent(args.policy)
         except ImportError as missing:
             raise BackendMissing("checkpoints", extra="train") from missing
-        return agent.policy(fleet.num_envs, deterministic=not args.sample, seed=args.seed)
+        policy = agent.policy(fleet.num_envs, deterministic=not args.sample, seed=args.seed)
+        policy.version = agent.update  # every step of the dataset tells which update chose its action
+        return policy
     module, colon, name = args.policy.partition(":")
     if not colon:
         raise BadArgument(f"--policy {args.policy!r}: give 'random', an existing checkpoint, or MODULE:NAME")

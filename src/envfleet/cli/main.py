@@ -24,7 +24,7 @@ from envfleet.errors import FaultError, FleetError
 
 #: name -> (module, help line)
 COMMANDS = {
-    "demo": ("envfleet.cli.demo", "collect CartPole on two backends and compare them"),
+    "demo": ("envfleet.cli.demo", "train CartPole until solved, or compare two backends"),
     "doctor": ("envfleet.cli.doctor", "what this machine can do, and which settings look wrong"),
     "collect": ("envfleet.cli.collect", "collect episodes into a dataset"),
     "inspect": ("envfleet.cli.inspect", "show what is in a dataset"),

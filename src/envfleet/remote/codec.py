@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,13 @@ class Dialect:
     action_name: str = "action"
     observation_name: str = "obs"
     info_fields: tuple[str, ...] = ()
+    # Asked at every step, and an isinstance() of Gymnasium's Dict goes through abc's slow path.
+    _acts_in_fields: bool = field(init=False, repr=False)
+    _sees_fields: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_acts_in_fields", isinstance(self.action_space, spaces.Dict))
+        object.__setattr__(self, "_sees_fields", isinstance(self.observation_space, spaces.Dict))
 
     @classmethod
     def of(cls, env: Any) -> Dialect:
@@ -58,25 +65,26 @@ class Dialect:
 
     def action(self, data: Any) -> Any:
         """The environment's action from the fields that came in; raises BadAction."""
-        if not isinstance(data, Mapping):
+        if not isinstance(data, dict):
             raise BadAction(f"an action is an object with fields, not {type(data).__name__}")
-        fields = {key: value for key, value in data.items() if key != "metadata"}
-        if isinstance(self.action_space, spaces.Dict):
+        fields = data
+        if "metadata" in data:
+            fields = {key: value for key, value in data.items() if key != "metadata"}
+        if self._acts_in_fields:
             return from_json(self.action_space, fields, "action")
-        extra = sorted(set(fields) - {self.action_name})
-        if extra or self.action_name not in fields:
+        if len(fields) != 1 or self.action_name not in fields:
             raise BadAction(f"an action has the one field {self.action_name!r}; got {sorted(map(str, fields))}")
         return from_json(self.action_space, fields[self.action_name], self.action_name)
 
     def payload(self, action: Any) -> dict[str, Any]:
         """The fields to send for an action of the space (the inverse of `action`)."""
         value = to_json(self.action_space, action)
-        return value if isinstance(self.action_space, spaces.Dict) else {self.action_name: value}
+        return value if self._acts_in_fields else {self.action_name: value}
 
     def observation(self, obs: Any, info: Mapping[str, Any], convert: Callable[..., Any] | None = None) -> Any:
         """The fields of an observation; `convert` is `to_json`, or `to_binary` for a frame of raw bytes."""
         value = (convert or to_json)(self.observation_space, obs)
-        fields = value if isinstance(self.observation_space, spaces.Dict) else {self.observation_name: value}
+        fields = value if self._sees_fields else {self.observation_name: value}
         for key in self.info_fields:
             if key in info:
                 fields[key] = jsonable(info[key])
@@ -108,8 +116,13 @@ def _object_schema(title: str, name: str, space: spaces.Space[Any]) -> dict[str,
     return {"title": title, **inner, SPACE_KEY: space_to_json(space)}
 
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
 def to_json(space: spaces.Space[Any], value: Any) -> Any:
     """A value of the space as JSON data; numbers that JSON lacks (NaN, infinities) become null."""
+    if type(value) is str or type(value) is np.ndarray:
+        return jsonable(value)
     if isinstance(space, spaces.Dict):
         return {key: to_json(inner, value[key]) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -121,6 +134,8 @@ def to_json(space: spaces.Space[Any], value: Any) -> Any:
 
 def to_binary(space: spaces.Space[Any], value: Any) -> Any:
     """Like `to_json`, but arrays stay arrays, for a frame that carries raw bytes."""
+    if type(value) is str:
+        return value
     if isinstance(space, spaces.Dict):
         return {key: to_binary(inner, value[key]) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -132,7 +147,7 @@ def to_binary(space: spaces.Space[Any], value: Any) -> Any:
 
 def jsonable(value: Any) -> Any:
     """Plain JSON data for a value of info or of a space; what has no JSON form becomes null."""
-    if value is None or isinstance(value, (str, bool, int)):
+    if type(value) in _PLAIN or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -151,6 +166,8 @@ def jsonable(value: Any) -> Any:
 
 def from_json(space: spaces.Space[Any], value: Any, where: str) -> Any:
     """A value of the space from JSON data; raises BadAction naming the part that does not fit."""
+    if type(value) is str and type(space) is spaces.Text:
+        return value
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or set(value) != set(space.spaces):
             raise BadAction(f"{where} must have exactly the fields {sorted(space.spaces)}")

@@ -1,7 +1,7 @@
 """WebSocket framing for the common case, by hand: a small unfragmented frame that comes in one piece.
 
 The library's parser takes every case, a byte at a time if it must, and that generality is a fifth of what a step
-costs a client. Whatever is not the common case goes to it.
+costs either end. Whatever is not the common case goes to it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,14 @@ def _mask() -> bytes:
     return pool[at : at + 4]
 
 
+def _head(first: int, size: int, masked: int) -> bytes:
+    if size < 126:
+        return bytes((first, masked | size))
+    if size < 65536:
+        return struct.pack("!BBH", first, masked | 126, size)
+    return struct.pack("!BBQ", first, masked | 127, size)
+
+
 def client_frame(first: int, payload: bytes) -> bytes:
     """A masked frame, as clients must send them.
 
@@ -39,27 +47,34 @@ def client_frame(first: int, payload: bytes) -> bytes:
         >>> len(frame), frame[:2]
         (8, b'\\x81\\x82')
     """
-    size = len(payload)
-    if size < 126:
-        head = bytes((first, 0x80 | size))
-    elif size < 65536:
-        head = struct.pack("!BBH", first, 0xFE, size)
-    else:
-        head = struct.pack("!BBQ", first, 0xFF, size)
     mask = _mask()
-    return head + mask + bytes(apply_mask(payload, mask))
+    return _head(first, len(payload), 0x80) + mask + bytes(apply_mask(payload, mask))
 
 
-def whole_payload(data: bytes) -> bytes | None:
-    """The payload when the data is exactly one unfragmented server frame of less than 64 KiB, else None."""
-    if len(data) < 2 or (data[0] != TEXT and data[0] != BINARY):
+def server_frame(first: int, payload: bytes) -> bytes:
+    """A frame as servers send them, without a mask."""
+    return _head(first, len(payload), 0) + payload
+
+
+def whole_payload(data: bytes, masked: bool = False) -> bytes | None:
+    """The payload when the data is exactly one unfragmented frame of less than 64 KiB, else None.
+
+    `masked`: whether it must be (from a client) or must not be (from a server).
+    """
+    if len(data) < 2 or (data[0] != TEXT and data[0] != BINARY) or (data[1] >= 0x80) != masked:
         return None
-    size = data[1]
-    if size < 126:
-        return data[2:] if len(data) == 2 + size else None
-    if size == 126 and len(data) >= 4 and len(data) == 4 + int.from_bytes(data[2:4], "big"):
-        return data[4:]
-    return None
+    size, at = data[1] & 0x7F, 2
+    if size == 127:
+        return None
+    if size == 126:
+        if len(data) < 4:
+            return None
+        size, at = int.from_bytes(data[2:4], "big"), 4
+    if not masked:
+        return data[at:] if len(data) == at + size else None
+    if len(data) != at + 4 + size:
+        return None
+    return bytes(apply_mask(data[at + 4 :], data[at : at + 4]))
 
 
 def missing_after(data: bytes, missing: int) -> int:
@@ -77,5 +92,5 @@ def missing_after(data: bytes, missing: int) -> int:
             if at + head > len(data):
                 return -1
             size = int.from_bytes(data[at + 2 : at + head], "big")
-        at += head + size
+        at += head + size + (4 if data[at + 1] >= 0x80 else 0)
     return at - len(data)

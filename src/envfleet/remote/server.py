@@ -334,8 +334,16 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         import uvicorn
     except ImportError as missing:
         raise BackendMissing("uvicorn", extra="remote") from missing
+    protocol: Any = "auto"
+    try:
+        from envfleet.remote.lean import LeanWebSocket
+
+        protocol = LeanWebSocket
+    except ImportError:
+        pass  # an uvicorn that has its protocol elsewhere: its own choice serves as well, at more CPU a step
     settings = uvicorn.Config(
         app,
+        ws=protocol,
         log_level="warning",
         access_log=False,
         proxy_headers=False,

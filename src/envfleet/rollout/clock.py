@@ -73,7 +73,8 @@ class Verdict:
         straggler = self.straggler
         if self.total_s == 0:
             return "nothing was collected yet"
-        if self.share("policy") >= 0.5:
+        largest = max(self.seconds, key=lambda part: self.seconds[part])
+        if largest == "policy":
             return (
                 f"policy-bound: {percent['policy']} of the time goes to the policy: "
                 'batch it, make it smaller, or use mode="overlap"'
@@ -83,10 +84,10 @@ class Verdict:
                 f"one straggler: slot {straggler.slot} p99 {1e3 * straggler.p99_s:.3g} ms, mean "
                 f'{1e3 * straggler.mean_s:.3g} ms a step: use mode="async", or look at what its environment does'
             )
-        if self.share("slowest") >= 0.3:
+        if largest == "slowest":
             remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
             return f"uneven: {percent['slowest']} of the time workers wait for the slowest: {remedy}"
-        if self.share("env") >= 0.5:
+        if largest == "env":
             return (
                 f"env-bound: {percent['env']} of the time the environments work: more workers, or a faster environment"
             )
@@ -164,7 +165,7 @@ class Clock:
     """The stopwatch of one collector: adds up its own phases, and looks at the workers now and then.
 
     Workers publish which slot they are in and since when. A thread looks there every 5 ms while something
-    is being collected; on the serial backend, which has no workers, every 64th round is sent slot by slot
+    is being collected; on the serial backend, which has no workers, every 256th round is sent slot by slot
     and timed.
     """
 
@@ -175,6 +176,7 @@ class Clock:
         self.steps = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         backend = fleet._backend
         self.serial = fleet.plan.backend == "serial"
+        self._blind = not self.serial and not backend.pulses  # it steps in the caller's thread, all slots at once
         self._timed = LatencyHistogram(fleet.num_envs)  # serial only
         self.samples = _Samples(
             pulses=lambda: backend.pulses,
@@ -187,7 +189,7 @@ class Clock:
 
     def start(self) -> None:
         """Begin to look; while nothing is collected nobody looks."""
-        if self.on and not self.serial and self._thread is None:
+        if self.on and not self.serial and not self._blind and self._thread is None:
             self.samples.stop.clear()
             self._thread = threading.Thread(target=_sample, args=(self.samples,), name="envfleet-clock", daemon=True)
             self._thread.start()
@@ -201,19 +203,19 @@ class Clock:
 
     @property
     def time_this_round(self) -> bool:
-        """Whether the slots of this round are to be timed one by one: early ones (but the first), then every 64th."""
+        """Whether the slots of this round are to be timed one by one: early ones (but the first), then every 256th."""
         if not self.on or not self.serial or self.rounds < 2:
             return False
-        return self.rounds % 64 == 0 or self.rounds & (self.rounds - 1) == 0
+        return self.rounds % 256 == 0 or self.rounds & (self.rounds - 1) == 0
 
-    def timed(self, slot: int, seconds: float) -> None:
-        """Count one step that was timed by itself."""
-        self._timed.add([seconds], slot)
+    def timed(self, slots: Any, seconds: list[float]) -> None:
+        """Count steps that were timed one by one."""
+        self._timed.add(seconds, slots)
 
     def verdict(self) -> Verdict:
         """What was measured so far."""
         samples = self.samples
-        if self.serial:
+        if self.serial or self._blind:
             env, slowest = self.send_s + self.wait_s, 0.0
             transfer = self.book_s
         else:
@@ -230,8 +232,9 @@ class Clock:
         steps = int(self.steps[slot])
         if self.serial:
             count = self._timed.count(slot)
-            # Without the worst: a single pause by the operating system must not make a straggler of few samples.
-            mean = float(self._timed.total_s[slot] - self._timed.max_s[slot]) / max(1, count - 1)
+            # Of few samples the middle one: a pause by the operating system must not make a straggler.
+            few = 0 < count < 50
+            mean = self._timed.percentile(50, slot) if few else float(self._timed.total_s[slot]) / max(1, count)
             worst = self._timed.percentile(99, slot) if count else 0.0
             return SlotTime(slot, steps, mean * steps, mean, worst, count)
         busy = float(self.samples.busy[slot]) * SAMPLE_S

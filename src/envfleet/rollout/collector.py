@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, FleetError
 from envfleet.fleet import Fleet
 from envfleet.rollout.clock import Clock, Verdict
 from envfleet.rollout.engine import Engine, Mode
@@ -94,6 +94,7 @@ class Collector:
         self._seconds = 0.0
         self._next_ticket = 0
         self._segments: SegmentRun | None = None
+        self._streaming = False
 
     @property
     def policy(self) -> Any:
@@ -130,6 +131,7 @@ class Collector:
         return with_progress(stream, total, num_steps) if progress else stream
 
     def _episodes(self, numbers: Any, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
+        self._refuse_while_streaming()
         self._drop_segments()
         before = self.ledger.copy()
         office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self._tasks)
@@ -148,6 +150,7 @@ class Collector:
         steps = 0
         watch = Stopwatch()
         self._clock.start()
+        self._streaming = True
         stream = iter(run)
         try:
             for rollout in stream:
@@ -159,6 +162,7 @@ class Collector:
                     break
         finally:
             stream.close()  # type: ignore[attr-defined]
+            self._streaming = False
             self._clock.pause()
             self._seconds += watch.seconds
         if office.total is not None and len(numbers):
@@ -175,6 +179,7 @@ class Collector:
         """The next `num_steps` steps of every slot as [T, B] arrays; episodes go on from segment to segment."""
         if num_steps < 1:
             raise BadArgument(f"num_steps={num_steps}: give 1 or more")
+        self._refuse_while_streaming()
         if self._segments is None:
             self._segments = SegmentRun(
                 self._engine, self.ledger, self._tasks, self.max_steps, self._stats, self.env_name
@@ -189,6 +194,12 @@ class Collector:
         finally:
             self._clock.pause()
             self._seconds += watch.seconds
+
+    def _refuse_while_streaming(self) -> None:
+        if self._streaming:
+            raise FleetError(
+                "another episodes() of this collector is not finished: take all of it, or close() it first"
+            )
 
     def _drop_segments(self) -> None:
         if self._segments is not None:

@@ -102,11 +102,13 @@ class Engine:
         clock.send_s += time.perf_counter() - begin
 
     def _send_one_by_one(self, slots: Ints, actions: Tree) -> None:
+        took: list[float] = []
         for row, slot in enumerate(slots.tolist()):
             begin = time.perf_counter()
             self.fleet.send(tree_rows(actions, slice(row, row + 1)), [slot])
             self.out[slot] = True
-            self.clock.timed(slot, time.perf_counter() - begin)
+            took.append(time.perf_counter() - begin)
+        self.clock.timed(slots, took)
 
     def receive(self) -> Batch:
         """The next rows, in the order the mode says."""

@@ -133,6 +133,9 @@ class Rollouts(list[Rollout]):
         picked = super().__getitem__(index)
         return Rollouts(picked) if isinstance(picked, list) else picked
 
+    def __add__(self, other: Iterable[Rollout]) -> Rollouts:  # type: ignore[override]
+        return Rollouts([*self, *other])
+
     @property
     def successes(self) -> Rollouts:
         """Those without an error."""

@@ -53,7 +53,10 @@ class EpisodeRun:
         self.seated: dict[int, Ticket] = {}
         self.coming: dict[int, Ticket] = {}  # assigned ahead: the automatic reset will begin it
         self.held: dict[int, Ticket] = {}  # begun (reset) but not yet acting
-        self.idle: set[int] = set(range(fleet.num_envs)) - set(fleet.quarantined.tolist())
+        gone = set(fleet.quarantined.tolist())
+        self.idle: set[int] = set(range(fleet.num_envs)) - gone
+        for slot in gone:
+            office.close_slot(slot)
         self.done: dict[int, Rollout | None] = {}  # position → episode, or None: it failed for good
         self.next_position = 0
         self._finished: list[Rollout | None] = []  # order="finish"

@@ -14,7 +14,6 @@ from envfleet.layout import QUARANTINED, READY
 from envfleet.rollout import lockstep
 from envfleet.rollout.asking import Ask
 from envfleet.rollout.engine import Engine
-from envfleet.rollout.episode import Rollout
 from envfleet.rollout.errors import RolloutError
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.segment import Segment
@@ -187,7 +186,7 @@ class SegmentRun:
         """Slots that begin a new episode: by themselves (an end, a restart), or cut off and reset by us."""
         for slot in (*ended.tolist(), *cut.tolist()):
             self.ledger.use()
-            self._count(slot)
+            self.stats.count(self.env_name, float(self.ep_return[slot]), int(self.step[slot]))
         fresh = np.sort(np.concatenate([ended, cut, faulted]))
         if not len(fresh):
             return
@@ -204,12 +203,6 @@ class SegmentRun:
             self._refused_resets(batch)
         self.task[fresh] = self.fleet.slab.head["now_task"][fresh]
         self._assign_next(fresh)
-
-    def _count(self, slot: int) -> None:
-        length = int(self.step[slot])
-        rewards = np.zeros(length)
-        rewards[-1:] = self.ep_return[slot]  # statistics want the sum and the count only
-        self.stats.add(Rollout(env_name=self.env_name, rewards=rewards, slot=slot))
 
     def _fault(self, slot: int, status: int) -> None:
         if self.running[slot]:

@@ -211,14 +211,19 @@ class StatsBuilder:
         if rollout.started_s:
             self._first_s = min(self._first_s, rollout.started_s)
             self._last_s = max(self._last_s, rollout.started_s + rollout.wall_s)
-        self._latency.add(rollout.step_latencies)
+        if len(rollout.step_latencies):
+            self._latency.add(rollout.step_latencies)
         if rollout.error is not None:
             self._failed[name] += 1
             self._reasons[_reason(rollout.error)] += 1
             self._failed_steps += len(rollout)
             return
-        self._returns[name].append(rollout.episode_return)
-        self._lengths[name].append(len(rollout))
+        self.count(name, rollout.episode_return, len(rollout))
+
+    def count(self, env_name: str, episode_return: float, length: int) -> None:
+        """Count an episode of which only the return and the length are known."""
+        self._returns.setdefault(env_name, array("d")).append(episode_return)
+        self._lengths.setdefault(env_name, array("q")).append(length)
 
     def stats(self, wall_s: float | None = None) -> Stats:
         """The statistics of what was added so far."""

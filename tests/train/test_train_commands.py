@@ -21,7 +21,7 @@ from envfleet.train.settings import ALIASES, FIELDS, field_name, parse, schema, 
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-SMALL = ["--n-envs", "2", "--total-steps", "512", "--num-steps", "64", "--backend", "serial", "--tensorboard", "no"]
+SMALL = ["--n-envs", "2", "--total-steps", "512", "--num-steps", "64", "--backend", "serial", "--no-tensorboard"]
 
 
 def call(capsys, *words):
@@ -64,7 +64,7 @@ def test_resume_and_existing_run(capsys, tmp_path):
     code, _, err = call(capsys, *words)
     assert code == 2 and "--resume" in err
     longer = [word if word != "512" else "1024" for word in words]
-    assert call(capsys, *longer, "--resume")[0] == 0
+    assert call(capsys, longer[0], "--resume", *longer[1:])[0] == 0
     assert Checkpoints(tmp_path).load_latest()["update"] == 8
 
 

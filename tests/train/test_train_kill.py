@@ -21,7 +21,7 @@ from envfleet.train import PPOConfig, PPOTrainer
 
 folder, updates, every = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 config = PPOConfig(
-    env="CartPole-v1", num_envs=4, num_steps=16, total_steps=64 * updates, num_epochs=2, backend="serial",
+    env="CartPole-v1", num_envs=4, num_steps=16, total_steps=64 * updates, num_epochs=1, num_minibatches=2, backend="serial",
     tensorboard=False, report=False, out=folder, resume=True, checkpoint_every=every,
 )
 with PPOTrainer(config) as trainer:

@@ -207,6 +207,15 @@ def test_masked_actions_are_never_drawn_and_have_no_gradient():
     assert entropy.item() == pytest.approx(np.log(2))
 
 
+def test_noise_of_zero_does_not_beat_a_mask():
+    class Zero:
+        def standard_exponential(self, shape, dtype):
+            return np.zeros(shape, dtype)
+
+    mask = np.array([[False, True]])
+    assert Actions(spaces.Discrete(2)).draw(np.zeros((1, 2), np.float32), None, Zero(), mask).tolist() == [1]
+
+
 def test_every_action_space_gives_members():
     for space in (
         spaces.Discrete(3, start=4),

@@ -20,6 +20,7 @@ KINDS = {
     "continuous": {"env": "Pendulum-v1", "std": "state"},
     "squashed": {"env": "Pendulum-v1", "squash": True, "arch": "memory", "sequence_length": 8},
     "picture": {"env": "catch"},
+    "one": {"num_envs": 1, "arch": "memory", "total_steps": 16 * 8},
 }
 
 
@@ -47,7 +48,7 @@ def test_resume_is_exact(kind, tmp_path):
         trainer.train()
         assert torch.equal(weights(trainer), wanted)
         ledger = trainer.collector.ledger
-        assert ledger.in_flight == 4 and not ledger.dropped
+        assert ledger.in_flight == trainer.config.num_envs and not ledger.dropped
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == list(range(1, 9))  # the lost update is there once
 
@@ -168,6 +169,10 @@ def test_nan_stops_with_address_and_checkpoint(tmp_path):
         with pytest.raises(TrainingStopped, match="slot 0, episode 0, step 30") as caught:
             trainer.train()
         assert caught.value.checkpoint is not None and caught.value.checkpoint.exists()
+    with PPOTrainer(config(env=Poisoned, out=str(tmp_path), resume=True, on_nan="skip")) as trainer:
+        assert (trainer.collector._segments.episode == 1).all()  # the episodes that met it are not begun again
+        trainer.train()
+        assert trainer.collector.ledger.in_flight == 4
     with PPOTrainer(config(env=Poisoned, on_nan="skip")) as trainer:
         trainer.train()
         assert torch.isfinite(weights(trainer)).all()

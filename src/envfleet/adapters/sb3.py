@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.adapters.askable import Askable
 from envfleet.batch import Batch
 from envfleet.errors import BackendMissing, EnvFailed
 from envfleet.fleet import Fleet
@@ -142,7 +143,7 @@ class SubprocVecEnv(FleetVecEnv):
         **options: Any,
     ) -> None:
         backend = options.pop("backend", "shm")
-        factories = [_Patched(fn) for fn in env_fns]
+        factories = [Askable(fn) for fn in env_fns]
         super().__init__(
             make(factories, backend=backend, start_method=start_method, num_workers=num_workers, **options)
         )
@@ -152,39 +153,7 @@ class DummyVecEnv(FleetVecEnv):
     """Drop-in for SB3's class of this name: environments in this process, one after the other."""
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **options: Any) -> None:
-        super().__init__(make([_Patched(fn) for fn in env_fns], backend="serial", **options))
-
-
-class _Patched:
-    """Builds an environment and gives it what `VecEnv` asks for: no wrapper, so a step costs nothing more."""
-
-    def __init__(self, build: Callable[[], Any]) -> None:
-        self.build = build
-
-    def __call__(self) -> Any:
-        import gymnasium as gym
-
-        env = self.build()
-        if not isinstance(env, gym.Env):
-            from stable_baselines3.common.vec_env.patch_gym import _patch_env
-
-            env = _patch_env(env)
-        env.envfleet_is_wrapped = _Asker(env)
-        env.envfleet_get_attr = env.get_wrapper_attr
-        return env
-
-
-class _Asker:
-    def __init__(self, env: Any) -> None:
-        self.env = env
-
-    def __call__(self, wrapper_class: Any) -> bool:
-        layer, bare = self.env, self.env.unwrapped
-        while layer is not bare:
-            if isinstance(layer, wrapper_class):
-                return True
-            layer = layer.env
-        return False
+        super().__init__(make([Askable(fn) for fn in env_fns], backend="serial", **options))
 
 
 def _as_attribute_error(error: EnvFailed, name: str) -> Exception:

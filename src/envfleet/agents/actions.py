@@ -94,7 +94,9 @@ class Actions:
         logits = outputs if mask is None else np.where(mask, outputs, np.float32(FORBIDDEN))
         if rng is not None:
             # The largest of logit - log(Exponential) is a draw from softmax(logits): no normalising needed.
-            logits = logits - np.log(rng.standard_exponential(logits.shape, dtype=np.float32))
+            # (An exact 0, which float32 does give now and then, would win over everything, masks included.)
+            noise = np.maximum(rng.standard_exponential(logits.shape, dtype=np.float32), np.float32(1e-30))
+            logits = logits - np.log(noise)
         if self.kind == "discrete":
             return logits.argmax(axis=-1)
         parts = [logits[..., first:last].argmax(axis=-1) for first, last in itertools.pairwise(self.offsets)]

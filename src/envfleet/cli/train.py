@@ -52,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kinds, _ = kinds_of(spec.name)
         more: dict[str, Any] = {"metavar": spec.name.upper().split("_")[-1]}
         if kinds == [bool]:
-            # --wandb alone means yes; --tensorboard no turns a default off.
-            more |= {"nargs": "?", "const": "true", "metavar": "yes|no"}
+            more = {"action": argparse.BooleanOptionalAction}  # --wandb and --no-wandb
         groups[spec.metadata["section"]].add_argument(
             *names, dest=f"setting_{spec.name}", default=argparse.SUPPRESS, help=help_text, **more
         )

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class HideColumns(gym.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.float32]]):
+class HideColumns(
+    gym.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.float32]], gym.utils.RecordConstructorArgs
+):
     """Keep only some entries of a flat observation, so that the problem needs memory.
 
     Example:
@@ -19,6 +21,7 @@ class HideColumns(gym.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.fl
     """
 
     def __init__(self, env: gym.Env[Any, Any], keep: tuple[int, ...]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, keep=keep)
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:

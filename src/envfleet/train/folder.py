@@ -218,6 +218,9 @@ def command_for(config: PPOConfig) -> str:
         value = getattr(config, name)
         if name in ("env", "preset", "resume", "columns") or value == spec.default or value == {}:
             continue
+        if isinstance(value, bool):
+            parts.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+            continue
         text = ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
         if isinstance(value, dict):
             text = ",".join(f"{key}={part}" for key, part in value.items())

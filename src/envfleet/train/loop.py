@@ -25,7 +25,7 @@ from envfleet.train.folder import RunFolder
 from envfleet.train.live import Silent, View
 from envfleet.train.normalise import RewardNormaliser
 from envfleet.train.records import Counters, TrainResult, UpdateResult
-from envfleet.train.running import Histories, capture, restore
+from envfleet.train.running import Histories, capture, episodes_so_far, restore
 from envfleet.train.update import Learner
 
 
@@ -116,12 +116,14 @@ class PPOTrainer:
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
         self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False)
         self.histories = Histories(config.num_envs)
+        self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def train_episode_vectorized(self) -> UpdateResult:
         """Collect one segment from all environments and learn from it."""
         counters = self.counters
+        self._began = episodes_so_far(self.collector)
         begin = time.perf_counter()
         try:
             segment = self.collector.segment(self.config.num_steps)
@@ -282,7 +284,7 @@ class PPOTrainer:
             "optimiser": self.learner.optimiser.state(),
             "memory": {"actor": self.policy.state, "learner": self.learner.state},
             "rng": {"actions": _rng(self.policy), "minibatches": _rng(self.learner)},
-            "running": capture(self.collector, self.histories) if running else None,
+            "running": capture(self.collector, self.histories) if running else self._began,
         }
         for name, part in (("observations", self.observations), ("rewards", self.rewards)):
             state[name] = part.state() if part is not None else None

@@ -67,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "entropy_final": 0.0,
         "gamma": 0.98,
     },
-    "catch": {"num_steps": 64, "learning_rate": 1e-3, "entropy": 0.01, "gamma": 0.95},
+    "catch": {"num_steps": 64, "learning_rate": 2.5e-3, "entropy": 0.01, "gamma": 0.95},
 }
 
 _BY_NAME = (

@@ -80,6 +80,14 @@ def capture(collector: Collector, histories: Histories) -> dict[str, Any] | None
     }
 
 
+def episodes_so_far(collector: Collector) -> dict[str, Any] | None:
+    """Return which episodes are running, and nothing to restore them by: a run that resumes from it begins the next ones."""
+    run = collector._segments
+    if run is None:
+        return None
+    return {"episode": run.episode.copy(), "ledger": ledger_state(collector.ledger)}
+
+
 def restore(collector: Collector, histories: Histories, stored: dict[str, Any] | None, how: str) -> NDArray[np.int64]:
     """Bring a new collector to where a checkpoint was taken; return the slots whose episodes had to be ended.
 
@@ -92,7 +100,8 @@ def restore(collector: Collector, histories: Histories, stored: dict[str, Any] |
     run = _open(collector)
     run.episode[:] = stored["episode"]
     load_ledger(collector.ledger, stored["ledger"])
-    if how == "end":
+    if how == "end" or "obs" not in stored:
+        how = "end"
         ended = np.arange(fleet.num_envs)
     else:
         _back_in(run, stored)

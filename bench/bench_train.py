@@ -20,7 +20,7 @@ GOALS = {4: 2.2, 8: 4.5, 16: 6.0}
 def rate(num_envs: int, num_steps: int, total_steps: int, backend: str) -> tuple[float, float]:
     """Steps per second of wall, and per second of this process's CPU time."""
     total = max(total_steps, 3 * num_envs * num_steps)
-    config = PPOConfig(num_envs=num_envs, num_steps=num_steps, total_steps=total, backend=backend)
+    config = PPOConfig(preset="none", num_envs=num_envs, num_steps=num_steps, total_steps=total, backend=backend)
     with PPOTrainer(config) as trainer:
         trainer.train_episode_vectorized()
         wall, cpu, before = time.perf_counter(), time.process_time(), trainer.counters.num_steps

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from envfleet.train import PPOTrainer, build_config
+from envfleet.train import PPOConfig, PPOTrainer
 
 RUNS = {
     "lunarlander": ({"env": "LunarLander-v3", "num_envs": 16}, 200.0),
@@ -30,7 +30,7 @@ def main() -> None:
             if args.steps:
                 chosen["total_steps"] = args.steps
             begin = time.perf_counter()
-            with PPOTrainer(build_config(**chosen)) as trainer:
+            with PPOTrainer(PPOConfig(**chosen)) as trainer:
                 result = trainer.train()
                 found = trainer.evaluate(100)
             told = f"{found.mean_return:9.1f} ± {found.std_return:.1f} (goal {goal:g})"

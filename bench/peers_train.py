@@ -39,6 +39,7 @@ def measured(learn: Callable[[], float], num_steps: int) -> Run:
 
 def ours(env: Any, num_envs: int, num_steps: int, arch: str, rnn: str) -> Run:
     config = PPOConfig(
+        preset="none",
         env=env, num_envs=num_envs, total_steps=num_steps, num_steps=STEPS, num_epochs=EPOCHS, backend="serial",
         num_minibatches=MINIBATCHES, learning_rate=LEARNING_RATE, lr_schedule="constant", entropy=ENTROPY,
         arch=arch, rnn=rnn, state_size=64,

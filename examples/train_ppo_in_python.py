@@ -7,11 +7,11 @@ import tempfile
 
 import numpy as np
 
-from envfleet.train import PPOTrainer, build_config, load_agent
+from envfleet.train import PPOConfig, PPOTrainer, load_agent
 
 if __name__ == "__main__":
     folder = tempfile.mkdtemp()
-    config = build_config(
+    config = PPOConfig(
         env="CartPole-v1", num_envs=8, total_steps=8_192, backend="serial", out=folder, tensorboard=False
     )
     with PPOTrainer(config) as trainer:

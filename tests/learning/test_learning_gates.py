@@ -6,14 +6,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envfleet.train import PPOTrainer, build_config
+from envfleet.train import PPOConfig, PPOTrainer
 
 SEEDS = (1, 2, 3)
 
 
 def learned(**settings) -> float:
     settings.setdefault("backend", "serial")
-    with PPOTrainer(build_config(**settings)) as trainer:
+    with PPOTrainer(PPOConfig(**settings)) as trainer:
         trainer.train()
         return trainer.evaluate(100).mean_return
 

@@ -14,9 +14,8 @@ import pytest
 
 from envfleet.cli.main import main
 from envfleet.errors import BadArgument
-from envfleet.train import PPOConfig, build_config
+from envfleet.train import PPOConfig
 from envfleet.train.checkpoint import Checkpoints, read
-from envfleet.train.config import PPOConfig as Config
 from envfleet.train.settings import ALIASES, FIELDS, field_name, parse, schema, settings_from_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +114,7 @@ def test_yaml_sections_aliases_and_wrong_keys(tmp_path):
 
 def test_the_shipped_config_is_read():
     settings = settings_from_yaml(ROOT / "examples" / "configs" / "cartpole.yaml")
-    assert build_config(**settings).num_envs == 8
+    assert PPOConfig(**settings).num_envs == 8
 
 
 def test_every_setting_has_a_text_and_the_schema_is_valid_yaml(tmp_path):
@@ -123,7 +122,18 @@ def test_every_setting_has_a_text_and_the_schema_is_valid_yaml(tmp_path):
     assert set(ALIASES.values()) <= set(FIELDS) and not set(ALIASES) & set(FIELDS)
     path = tmp_path / "all.yaml"
     path.write_text(schema())
-    assert Config(**settings_from_yaml(path)) == PPOConfig()
+    settings = {**settings_from_yaml(path), "preset": "none"}
+    assert PPOConfig(**settings) == PPOConfig(preset="none")
+
+
+def test_what_is_given_wins_over_the_preset_and_that_over_the_defaults():
+    assert PPOConfig(env="CartPole-v1").gamma == 0.98
+    assert PPOConfig(env="CartPole-v1", gamma=0.99).gamma == 0.99
+    assert PPOConfig(env="CartPole-v1", preset="none").gamma == 0.99
+    assert PPOConfig(env="MyEnv-v0", preset="catch").gamma == 0.95
+    assert PPOConfig(n_envs=3).num_envs == 3
+    with pytest.raises(BadArgument, match="Did you mean gamma"):
+        PPOConfig(gama=0.5)
 
 
 def test_names_and_values():

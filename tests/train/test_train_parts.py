@@ -18,7 +18,7 @@ from envfleet.errors import BadArgument
 from envfleet.train.live import Lines, Silent, choose_view, table
 from envfleet.train.loggers import TableLogger, read_rows
 from envfleet.train.report import write_report
-from envfleet.train.video import VideoError, build_for_video, write_video
+from envfleet.train.video import VideoError, fleet_for_video, write_video
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -139,7 +139,7 @@ def test_video_files(tmp_path):
     with pytest.raises(VideoError, match="no frame"):
         write_video(tmp_path / "b.mp4", [])
     with pytest.raises(VideoError, match="render_mode"):
-        build_for_video(TMaze, {})
+        fleet_for_video(TMaze, {})
 
 
 def test_the_demonstration_tells_what_it_found(tmp_path, capsys):

@@ -14,7 +14,7 @@ from envfleet.train import PPOConfig, PPOTrainer
 def config(**changes: Any) -> PPOConfig:
     base: dict[str, Any] = {
         "env": "CartPole-v1", "num_envs": 4, "num_steps": 16, "total_steps": 4 * 16 * 8, "seed": 3,
-        "backend": "serial", "tensorboard": False, "report": False,
+        "preset": "none", "backend": "serial", "tensorboard": False, "report": False,
     }  # fmt: skip
     return PPOConfig(**{**base, **changes})
 

@@ -70,7 +70,7 @@ def _shown(default: Any) -> str:
 
 def config_from(args: argparse.Namespace) -> Any:
     """Build the config: preset, then file, then flags, then --set."""
-    from envfleet.train.presets import build_config
+    from envfleet.train.config import PPOConfig
     from envfleet.train.settings import field_name, parse, settings_from_yaml
 
     settings: dict[str, Any] = settings_from_yaml(args.config) if args.config else {}
@@ -86,7 +86,7 @@ def config_from(args: argparse.Namespace) -> Any:
             raise BadArgument(f"--set {text}: NAME=VALUE is needed, like --set env.num_envs=6")
         name = field_name(key.strip())
         settings[name] = parse(name, value.strip())
-    return build_config(**settings)
+    return PPOConfig(**settings)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 _WHERE = {
     "PPOConfig": "config",
-    "build_config": "presets",
     "PPOTrainer": "loop",
     "TrainResult": "records",
     "UpdateResult": "records",
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from envfleet.train.errors import TrainingStopped as TrainingStopped
     from envfleet.train.evaluate import Evaluation as Evaluation
     from envfleet.train.loop import PPOTrainer as PPOTrainer
-    from envfleet.train.presets import build_config as build_config
     from envfleet.train.records import TrainResult as TrainResult
     from envfleet.train.records import UpdateResult as UpdateResult
     from envfleet.train.update import Learner as Learner

@@ -10,6 +10,7 @@ from typing import Any
 from envfleet.agents.networks import NetworkConfig
 from envfleet.errors import BadArgument
 from envfleet.train.objective import Coefficients, UpdateSettings
+from envfleet.train.presets import preset_for
 
 
 def _doc(default: Any, section: str, text: str, **more: Any) -> Any:
@@ -23,14 +24,26 @@ def _doc(default: Any, section: str, text: str, **more: Any) -> Any:
 SCHEDULES = ("constant", "linear")
 
 
-@dataclass(frozen=True)
+def _default(spec: dataclasses.Field[Any]) -> Any:
+    if spec.default is not dataclasses.MISSING:
+        return spec.default
+    assert spec.default_factory is not dataclasses.MISSING
+    return spec.default_factory()
+
+
+@dataclass(frozen=True, init=False)
 class PPOConfig:
     """All settings of a PPO run. Frozen: what is derived from the settings is a property or a method.
 
+    What is not given comes from the preset that fits the environment, then from the plain defaults; `preset="none"` leaves
+    presets out. What is given always wins.
+
     Example:
         >>> config = PPOConfig(env="CartPole-v1", num_envs=8, total_steps=100_000, seed=1)
-        >>> config.steps_per_update, config.num_updates
-        (1024, 98)
+        >>> config.steps_per_update, config.num_updates, config.gamma
+        (256, 391, 0.98)
+        >>> PPOConfig(env="CartPole-v1", preset="none").gamma
+        0.99
     """
 
     # -- environment -----------------------------------------------------------------------------------------------
@@ -150,7 +163,17 @@ class PPOConfig:
     report: bool = _doc(True, "train", "write report.html into the run folder at the end")
     preset: str = _doc("auto", "train", "tuned settings to begin from: auto (by environment), none, or a preset's name")
 
-    def __post_init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
+        from envfleet.train.settings import field_name
+
+        given = {field_name(name): value for name, value in settings.items()}
+        values = {spec.name: _default(spec) for spec in dataclasses.fields(self)}
+        values |= preset_for(given.get("env", values["env"]), given.get("preset", values["preset"]))
+        for name, value in {**values, **given}.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
         object.__setattr__(self, "hidden", tuple(int(units) for units in self.hidden))
         for spec in dataclasses.fields(self):
             choices = spec.metadata.get("choices")

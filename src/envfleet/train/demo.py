@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from envfleet.train.config import PPOConfig
 from envfleet.train.live import choose_view
 from envfleet.train.loop import PPOTrainer
-from envfleet.train.presets import build_config
 
 SOLVED = 475.0
 
@@ -17,7 +17,7 @@ SOLVED = 475.0
 def steps_per_second(num_envs: int, backend: str, num_steps: int = 6_144) -> float:
     """Training speed with the same flags but for the number of environments (128 steps of each per update)."""
     total = max(num_steps, 3 * 128 * num_envs)
-    config = build_config(env="CartPole-v1", preset="none", num_envs=num_envs, total_steps=total, backend=backend)
+    config = PPOConfig(env="CartPole-v1", preset="none", num_envs=num_envs, total_steps=total, backend=backend)
     with PPOTrainer(config) as trainer:
         trainer.train_episode_vectorized()
         begin, before = time.perf_counter(), trainer.counters.num_steps
@@ -28,7 +28,7 @@ def steps_per_second(num_envs: int, backend: str, num_steps: int = 6_144) -> flo
 def run_demo(out: str | None = None, quiet: bool = False, total_steps: int = 100_000) -> dict[str, Any]:
     """Train, evaluate, measure and write the report; returns what was found (and prints it, unless `quiet`)."""
     folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="envfleet-demo-"))
-    config = build_config(
+    config = PPOConfig(
         env="CartPole-v1",
         num_envs=8,
         total_steps=total_steps,

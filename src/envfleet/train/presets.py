@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from envfleet.errors import BadArgument
-from envfleet.train.config import PPOConfig
 
 #: What PPO papers agree on for continuous control: long rollouts, normalised inputs, no entropy bonus.
 _MUJOCO: dict[str, Any] = {
@@ -102,14 +101,3 @@ def preset_for(env: Any, preset: str = "auto") -> dict[str, Any]:
         return dict(PRESETS[preset])
     name = env.lower() if isinstance(env, str) else ""
     return next((dict(PRESETS[found]) for part, found in _BY_NAME if part in name), {})
-
-
-def build_config(**settings: Any) -> PPOConfig:
-    """Make a config from a preset and the settings given; what is given wins.
-
-    Example:
-        >>> build_config(env="CartPole-v1", gamma=0.9).gae_lambda
-        0.8
-    """
-    base = preset_for(settings.get("env", "CartPole-v1"), settings.get("preset", "auto"))
-    return PPOConfig(**{**base, **settings})

@@ -21,7 +21,8 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from envfleet.errors import BackendMissing, FleetError
+from envfleet.errors import BackendMissing, FaultError, FleetError
+from envfleet.fleet import Fleet
 
 
 class VideoError(FleetError):
@@ -64,40 +65,41 @@ def write_video(path: str | Path, frames: Sequence[NDArray[np.uint8]], fps: int 
     return path
 
 
-def frame_of(env: Any) -> NDArray[np.uint8]:
-    """Render one picture of an environment made with render_mode="rgb_array"."""
-    picture = env.render()
-    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
-        name = getattr(env, "spec", None) or type(getattr(env, "unwrapped", env)).__name__
-        raise VideoError(f"{name} gives no pictures: it needs render_mode='rgb_array'")
-    return picture
-
-
-def build_for_video(env: Any, env_kwargs: dict[str, Any]) -> Any:
-    """Build one environment that renders pictures."""
+def fleet_for_video(env: Any, env_kwargs: dict[str, Any]) -> Fleet:
+    """One environment that renders pictures, as a fleet: tasks and seeds reach it the way they do in training."""
     import gymnasium as gym
 
+    from envfleet.making import make
+
     kwargs = {**env_kwargs, "render_mode": "rgb_array"}
-    try:
+
+    def build() -> Any:
         return gym.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
-    except TypeError as error:
-        raise VideoError(f"the environment cannot be made with render_mode='rgb_array': {error}") from error
+
+    try:
+        return make(build, 1, backend="serial", on_end="wait")
+    except FaultError as error:
+        raise VideoError(f"the environment cannot be made with render_mode='rgb_array': {error.fault.cause}") from error
+
+
+def _picture(fleet: Fleet) -> NDArray[np.uint8]:
+    picture = fleet.render(0)
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+        raise VideoError("the environment gives no pictures: it needs render_mode='rgb_array'")
+    return picture
 
 
 def play(film: Film) -> Path:
     """Replay an episode and encode it."""
-    env = build_for_video(film.env, film.env_kwargs)
-    options = {"options": {"task": film.task}} if film.task is not None else {}
-    env.reset(seed=film.seed, **options)
-    frames, total = [frame_of(env)], 0.0
-    for action in film.actions:
-        _, reward, terminated, truncated, _ = env.step(action)
-        total += float(reward)
-        frames.append(frame_of(env))
-        if terminated or truncated:
-            break
-    fps = int(env.metadata.get("render_fps", 30))
-    env.close()
+    with fleet_for_video(film.env, film.env_kwargs) as fleet:
+        batch = fleet.reset(seed=[film.seed], tasks=None if film.task is None else [film.task])
+        frames = [_picture(fleet)]
+        for action in film.actions:
+            batch = fleet.step(action[None])
+            frames.append(_picture(fleet))
+            if batch.ended[0]:
+                break
+        total, fps = float(batch.ep_return[0]), int(fleet.metadata.get("render_fps", 30))
     path = write_video(film.path, frames, fps)
     if abs(total - film.episode_return) > 1e-6 * max(1.0, abs(total)):
         note = f"replayed with return {total}, trained on {film.episode_return}: the environment is not deterministic\n"

@@ -169,10 +169,12 @@ def test_in_a_fleet(cartpole):
 @pytest.mark.learning
 def test_sb3_learns_through_the_wire(cartpole):
     """PPO on a served CartPole: the return of the last episodes is clearly above that of the first."""
+    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.monitor import Monitor
 
     env = Monitor(OpenEnvGymnasiumWrapper(cartpole, "vector", "discrete"))
+    torch.set_num_threads(1)  # the server and the client's loop need the other cores
     PPO("MlpPolicy", env, n_steps=512, batch_size=64, n_epochs=10, seed=0, device="cpu").learn(8_000)
     returns = env.get_episode_rewards()
     env.close()

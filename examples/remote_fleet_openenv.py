@@ -3,14 +3,14 @@
 python examples/remote_fleet_openenv.py
 """
 
-from envfleet.backends.remote import make_remote
+import envfleet as ef
 from envfleet.remote import Server
 
 
 def main() -> None:
     first = Server("CartPole-v1", port=0, max_sessions=8, workers=1).start()
     second = Server("CartPole-v1", port=0, max_sessions=8, workers=1).start()
-    with make_remote([first.url, second.url], num_envs=6, max_steps=200) as fleet:
+    with ef.make([first.url, second.url], num_envs=6, env_kwargs={"max_steps": 200}) as fleet:
         fleet.reset(seed=0)
         faults = episodes = 0
         for step in range(120):

@@ -239,9 +239,10 @@ static PyObject *exchange_wait(Exchange *self, PyObject *args) {
         while (self->request_head[self->me] != mine->request_tail && available(self) < need) {
             uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
             int side = runner_advance((Runner *)runner, slot);
-            if (side < 0) return NULL;
             self->request_head[self->me]++;
-            publish(self, self->me, slot, side);
+            // Interrupted in the env: the life has noted it, the slot comes back as failed, the interrupt goes on.
+            publish(self, self->me, slot, side < 0 ? SIDE_PYTHON : side);
+            if (side < 0) return NULL;
         }
     }
     if (available(self) < need && timeout_s > 0) {

@@ -78,16 +78,7 @@ def make(
     _check("on_end", on_end, ("reset", "wait"))
     on_fault = on_fault or ("restart" if is_remote(env) else "raise")
     _check("on_fault", on_fault, ("raise", "restart"))
-    if num_workers is not None and (
-        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
-    ):
-        raise BadArgument(f"num_workers={num_workers!r}: give a whole number from 1 up")
-    for name, value in (("init", init_timeout_s), ("reset", reset_timeout_s), ("step", step_timeout_s)):
-        if not value > 0:
-            raise BadArgument(f"{name}_timeout_s={value!r}: give seconds above 0")
-    for name, space in (columns or {}).items():
-        if len(leaves := leaves_of(space)) != 1 or not leaves[0].is_column:
-            raise BadArgument(f"column {name!r}: {space} has no single fixed-shape array")
+    _check_numbers(num_workers, {"init": init_timeout_s, "reset": reset_timeout_s, "step": step_timeout_s}, columns)
     if is_remote(env):
         env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
     elif backend == "remote":
@@ -125,6 +116,21 @@ def make_vec(
     copy = options.pop("copy", True)
     fleet = make(env, num_envs, on_end="reset" if mode == gym.vector.AutoresetMode.SAME_STEP else "wait", **options)
     return FleetVectorEnv(fleet, mode, copy=copy)
+
+
+def _check_numbers(
+    num_workers: int | None, timeouts_s: Mapping[str, float], columns: Mapping[str, gym.Space[Any]] | None
+) -> None:
+    if num_workers is not None and (
+        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
+    ):
+        raise BadArgument(f"num_workers={num_workers!r}: give a whole number from 1 up")
+    for name, value in timeouts_s.items():
+        if not value > 0:
+            raise BadArgument(f"{name}_timeout_s={value!r}: give seconds above 0")
+    for name, space in (columns or {}).items():
+        if len(leaves := leaves_of(space)) != 1 or not leaves[0].is_column:
+            raise BadArgument(f"column {name!r}: {space} has no single fixed-shape array")
 
 
 def _sessions(

@@ -16,7 +16,8 @@ def pytest_generate_tests(metafunc: Any) -> None:
         if mine:
             starts = [pytest.param(Start(load_backend(mine)), id=mine)]
         else:
-            starts = [pytest.param(Start(backend, **options), id=name) for name, (backend, options) in WAYS.items()]
+            ways = {**WAYS, "shm and parent": ("shm", {"start_method": "fork", "isolate": False})}
+            starts = [pytest.param(Start(backend, **options), id=name) for name, (backend, options) in ways.items()]
         metafunc.parametrize("start", starts)
 
 

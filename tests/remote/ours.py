@@ -9,21 +9,13 @@ import urllib.request
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent.parent / "src"
-COMMAND = """
-import argparse, sys
-from envfleet.cli import serve
-parser = argparse.ArgumentParser()
-serve.add_parser(parser.add_subparsers())
-args = parser.parse_args(sys.argv[1:])
-sys.exit(args.run(args))
-"""
 
 
 class OurServer:
     """`envfleet serve ENV --port 0 …`; `url` once entered. `kill()` and `start()` model a crash and a comeback."""
 
     def __init__(self, env: str, *options: str):
-        self.command = [sys.executable, "-c", COMMAND, "serve", env, *options]
+        self.command = [sys.executable, "-m", "envfleet", "serve", env, *options]
         self.port = "0"
 
     def __enter__(self):

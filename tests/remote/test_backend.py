@@ -11,7 +11,7 @@ from served_envs import Misbehaving
 from servers import NEW, OfficialServer
 
 import envfleet as ef
-from envfleet.backends.remote import RemoteBackend, is_remote, make_remote, remote_factory
+from envfleet.backends.remote import RemoteBackend, count_sessions, is_remote, make_remote, remote_factory
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
 from envfleet.layout import FAULT
 from envfleet.remote import CapacityTable, ChaosProxy, ConnectFailed, Server
@@ -185,6 +185,33 @@ def test_chaos_under_a_fleet(official):
                 count[batch.ended] = 0
             assert fleet.faults and not len(fleet.quarantined)
     until(lambda: official.live() == 0)
+
+
+def test_make_takes_addresses(cartpole):
+    with ef.make([cartpole.url], num_envs=3, env_kwargs={"max_steps": 5}) as fleet:
+        assert fleet.plan.backend == "remote"
+        fleet.reset(seed=0)
+        for _ in range(5):
+            batch = fleet.step([0, 1, 0])
+        assert batch.truncated.all() and not fleet.faults
+    with pytest.raises(BadArgument, match="remote"):
+        ef.make(cartpole.url, num_envs=2, backend="shm")
+
+
+def test_the_sessions_that_are_free_are_counted(small):
+    assert [count_sessions(server.url, 6) for server in small] == [1, 4, 6]
+    assert count_sessions([server.url for server in small], 64) == 21
+    until(lambda: sum(server.live() for server in small) == 0)
+
+
+@pytest.mark.parametrize("agent", ["random", "echo"])
+def test_collect_from_the_command_line(small, agent, capsys):
+    from envfleet.cli.main import main
+
+    assert main(["collect", small[1].url, "--num-envs", "8", "--agent", agent, "--episodes", "12"]) == 0
+    said = capsys.readouterr().out
+    assert "4 sessions free" in said and "started 12 = used 12 + dropped 0 + failed 0" in said
+    until(lambda: small[1].live() == 0)
 
 
 def test_what_make_is_told():

@@ -222,3 +222,16 @@ def test_minari_round_trip(tmp_path):
     assert dataset[1].observations["image"].shape == (4, 3, 2)
     with pytest.raises(BadArgument, match="observation_space"):
         rollouts.save(tmp_path / "b", format="minari")
+
+
+@pytest.mark.full
+def test_ten_thousand_episodes_of_32_environments_reload_equal(tmp_path):
+    import envfleet as ef
+    from envfleet.rollout import Collector
+
+    hashes = []
+    with ef.make("CartPole-v1", num_envs=32, backend="shm", num_workers=2) as fleet, DatasetWriter(tmp_path) as writer:
+        for rollout in Collector(fleet, random_actions=True, seed=0, mode="async").episodes(10_000):
+            hashes.append(rollout.digest())
+            writer.add(rollout)
+    assert [rollout.digest() for rollout in iter_rollouts(tmp_path)] == hashes and len(set(hashes)) == 10_000

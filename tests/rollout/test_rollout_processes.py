@@ -121,3 +121,31 @@ def test_nothing_is_left_behind(mode, no_leaks):
     with ParallelRolloutCollector(mode, max_workers=2, on_error="skip") as collector:
         rollouts = collector.collect([factory(5), factory(5, fail_at=2), factory(3)], agent)
         assert [len(rollout) for rollout in rollouts] == [5, 2, 3]
+
+
+def test_what_an_environment_started_ends_with_its_worker():
+    import psutil
+
+    def factory():
+        import subprocess
+
+        class Simulator(Counter):
+            def reset(self, seed=None, options=None):
+                self.child = subprocess.Popen(["sleep", "1000"])
+                return super().reset(seed, options)
+
+            def step(self, action):
+                _, *rest = super().step(action)
+                return (self.child.pid, *rest)
+
+        return Simulator(1)
+
+    with ParallelRolloutCollector("process", max_workers=1) as collector:
+        (rollout,) = collector.collect([factory], lambda obs, done: 0)
+        pid = rollout.observations[-1]
+        assert psutil.pid_exists(pid)
+    try:
+        psutil.Process(pid).wait(timeout=20)
+    except psutil.NoSuchProcess:
+        pass
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

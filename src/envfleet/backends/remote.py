@@ -122,6 +122,32 @@ def remote_factory(env: Any, env_kwargs: Mapping[str, Any] | None = None) -> Rem
     return RemoteFactory(urls, options)
 
 
+def count_sessions(urls: Any, wanted: int, timeout_s: float = 1.0, **options: Any) -> int:
+    """How many sessions these servers give right now, up to `wanted`: opens them and lets them go again.
+
+    A fleet that is stepped as a whole needs as many sessions as slots, and a server tells its limit only by refusing.
+    Raises CapacityReached or ConnectFailed when there is not even one.
+
+    Example:
+        >>> def as_many_as_there_are(url):
+        ...     return make_remote(url, num_envs=count_sessions(url, 64))
+    """
+    from envfleet.remote.capacity import CapacityTable
+    from envfleet.remote.client import AsyncEnvClient
+
+    async def count() -> int:
+        options.update(capacity=CapacityTable(), capacity_timeout_s=timeout_s)
+        clients = [AsyncEnvClient(urls, **options) for _ in range(wanted)]
+        results = await asyncio.gather(*(client._open() for client in clients), return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in clients))
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if len(failures) == wanted:
+            raise failures[0]
+        return wanted - len(failures)
+
+    return asyncio.run(count())
+
+
 def make_remote(
     urls: str | Sequence[str] | Mapping[str, Any], num_envs: int | None = None, *, fleet: Any = None, **env_kwargs: Any
 ) -> Fleet:

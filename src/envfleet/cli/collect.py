@@ -22,14 +22,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "an interruption the same command completes the dataset without duplicates. Which episodes there are depends on "
         "the seed alone, not on --num-envs, --backend, --workers or --mode.",
     )
-    parser.add_argument("env", help="a Gymnasium id")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the dataset directory")
+    parser.add_argument("env", help="a Gymnasium id, or addresses of OpenEnv servers, separated by commas")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the dataset directory (default: only the statistics)")
     parser.add_argument("--episodes", type=int, default=1000, help="episodes in the dataset (default: 1000)")
     parser.add_argument("--num-envs", type=int, default=8, help="environments run at once (default: 8)")
     parser.add_argument(
         "--policy",
+        "--agent",
         default="random",
-        help="'random' (default), a run folder or checkpoint file of `envfleet train`, or MODULE:NAME of a batched policy",
+        help="'random' (default), 'echo' (says back the text it sees), a run folder or checkpoint file of `envfleet train`, or MODULE:NAME of a batched policy",
     )
     parser.add_argument(
         "--sample", action="store_true", help="checkpoint: draw actions instead of taking the likeliest"
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.episodes < 1 or args.num_envs < 1:
         raise BadArgument("--episodes and --num-envs must be at least 1")
-    if args.format == "minari" and _has_minari(args.out):
+    if args.format == "minari" and args.out is not None and _has_minari(args.out):
         print(f"{args.out} is a complete Minari dataset already")
         return 0
     about = {
@@ -64,6 +65,12 @@ def run(args: argparse.Namespace) -> int:
         "infos": args.infos,
     }
     # Minari's HDF5 file does not survive a kill: episodes go to Parquet first and are converted when all are there.
+    if args.out is None:
+        if args.format == "minari":
+            raise BadArgument("--format minari needs --out")
+        kept = _Counted()
+        _collect(args, kept)
+        return 1 if kept.count < args.episodes else 0
     place = args.out / "_parts" if args.format == "minari" else args.out
     with DatasetWriter(place, run=about, resume=True) as writer:
         if writer.ids:
@@ -77,12 +84,29 @@ def run(args: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
+class _Counted:
+    """Stands in for a dataset when nobody wants one."""
+
+    def __init__(self) -> None:
+        self.ids: frozenset[int] = frozenset()
+        self.count = 0
+
+    def add(self, rollout: Any) -> None:
+        self.count += 1
+
+
 def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
+    from envfleet.backends.remote import count_sessions, is_remote
     from envfleet.making import make
     from envfleet.rollout.collector import Collector
 
     workers = {} if args.workers is None else {"num_workers": args.workers}
-    with make(_env(args.env), args.num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:
+    env, num_envs = _env(args.env), args.num_envs
+    if is_remote(env):
+        num_envs = count_sessions(env, num_envs)
+        if num_envs < args.num_envs:
+            print(f"the servers have {num_envs} sessions free, so {num_envs} run at once", flush=True)
+    with make(env, num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:
         spaces = (fleet.single_observation_space, fleet.single_action_space)
         if all(number in writer.ids for number in range(args.episodes)):
             return spaces
@@ -108,7 +132,12 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
 
 
 def _env(name: str) -> Any:
-    """An environment of ours by its short name, where there is such a list; else a Gymnasium id."""
+    """Addresses of servers, an environment of ours by its short name, or a Gymnasium id."""
+    from envfleet.backends.remote import is_remote
+
+    urls = name.split(",")
+    if is_remote(urls):
+        return urls
     if importlib.util.find_spec("envfleet.envs.names") is None:
         return name
     return importlib.import_module("envfleet.envs.names").resolve_env(name)
@@ -117,6 +146,8 @@ def _env(name: str) -> Any:
 def _policy(args: argparse.Namespace, fleet: Any) -> Any:
     if args.policy == "random":
         return None
+    if args.policy == "echo":
+        return _echo(fleet)
     if Path(args.policy).exists():
         try:
             agent = importlib.import_module("envfleet.train.agent").load_agent(args.policy)
@@ -133,6 +164,17 @@ def _policy(args: argparse.Namespace, fleet: Any) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise BadArgument(f"--policy {args.policy!r}: {error}") from error
+
+
+def _echo(fleet: Any) -> Any:
+    """A policy that says back the text it sees."""
+    from gymnasium.spaces import Dict, Text
+
+    seen, said = fleet.single_observation_space, fleet.single_action_space
+    names = [name for name, space in seen.items() if isinstance(space, Text)] if isinstance(seen, Dict) else []
+    if not isinstance(said, Text) or not (isinstance(seen, Text) or names):
+        raise BadArgument(f"the echo agent wants text to see and to say; this environment has {seen} and {said}")
+    return lambda obs: list(obs if isinstance(seen, Text) else obs[names[0]])
 
 
 def _has_minari(directory: Path) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import BadArgument, FleetError
+from envfleet.errors import BadArgument
 
 TOKEN_VARIABLE = "ENVFLEET_TOKEN"
 
@@ -48,28 +47,23 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted; 0 after a clean stop, 2 when it cannot start."""
+    """Serve until interrupted; 0 after a clean stop."""
     from envfleet.remote.named import environment_factory
     from envfleet.remote.server import Server
 
-    try:
-        factory, _ = environment_factory(args.env, args.env_kwargs)
-        server = Server(
-            factory if args.env_kwargs else args.env,
-            host=args.host,
-            port=args.port,
-            max_sessions=args.max_sessions,
-            workers=args.workers,
-            backend=args.backend,
-            idle_timeout_s=args.idle_timeout_s,
-            step_timeout_s=args.step_timeout_s,
-            max_message_bytes=args.max_message_bytes,
-            token=read_token(args.token_file),
-        )
-        server.bind()
-    except (FleetError, OSError) as error:
-        print(f"envfleet serve: {error}", file=sys.stderr)
-        return 2
+    server = Server(
+        environment_factory(args.env, args.env_kwargs)[0] if args.env_kwargs else args.env,
+        host=args.host,
+        port=args.port,
+        max_sessions=args.max_sessions,
+        workers=args.workers,
+        backend=args.backend,
+        idle_timeout_s=args.idle_timeout_s,
+        step_timeout_s=args.step_timeout_s,
+        max_message_bytes=args.max_message_bytes,
+        token=read_token(args.token_file),
+    )
+    server.bind()
     config = server.config
     lock = "token needed" if config.token else "open to everyone who can reach it"
     print(f"serving {args.env} on {server.url} ({config.max_sessions} sessions, {lock})", flush=True)
@@ -85,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
 def read_token(path: Path | None) -> str | None:
     """The token of the file, else of the environment variable, else None."""
     if path is not None:
-        token = path.read_text().strip()
+        try:
+            token = path.read_text().strip()
+        except OSError as error:
+            raise BadArgument(f"the token file {path} cannot be read: {error.strerror}") from error
         if not token:
             raise BadArgument(f"the token file {path} is empty")
         return token

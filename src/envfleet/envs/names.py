@@ -13,6 +13,12 @@ SHORT_NAMES = {
     "tmaze": "envfleet.envs.tmaze:TMaze",
     "cartpole-novel": "envfleet.envs.novelocity:cartpole_no_velocity",
     "catch": "envfleet.envs.catch:PixelCatch",
+    "echo": "envfleet.envs.echo:Echo",
+    "asyncecho": "envfleet.envs.echo:AsyncEcho",
+    "connect4": "envfleet.envs.connect4:Connect4",
+    "connect4-easy": "envfleet.envs.levels:Connect4Easy",
+    "connect4-medium": "envfleet.envs.levels:Connect4Medium",
+    "connect4-hard": "envfleet.envs.levels:Connect4Hard",
 }
 
 

@@ -26,6 +26,7 @@ from envfleet.remote.codec import Dialect
 from envfleet.remote.seats import SEAT, SeatFactory
 
 _LOOK_S = 0.05  # how often deadlines are looked at while something is out
+_GATHER_S = 0.0005  # a receive costs about this much for one row or for sixty: under load, wait for company
 
 
 @dataclass(slots=True)
@@ -124,6 +125,7 @@ class FleetHost:
         self._resets: dict[int, tuple[int | None, dict[str, Any]]] = {}
         self._waiting: dict[int, asyncio.Future[Row]] = {}
         self._flushing = self._rung = False
+        self._collected_at = 0.0
         self._readers: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -255,11 +257,27 @@ class FleetHost:
         # Called by worker threads. Once is enough until the loop has come by.
         if not self._rung:
             self._rung = True
-            self._loop.call_soon_threadsafe(self._answer_ring)
+            self._loop.call_soon_threadsafe(self._collect_soon)
+
+    def _heard(self) -> None:
+        # Called by the loop for every worker socket that has something: collect once, when all have been heard.
+        # No waiting for company here: sockets that are not read keep the loop awake.
+        if not self._rung:
+            self._rung = True
+            self._loop.call_soon(self._answer_ring)
+
+    def _collect_soon(self) -> None:
+        """Collect at once, or a moment later when threads ring all the time."""
+        wait_s = self._collected_at + _GATHER_S - self._loop.time()
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._answer_ring)
+        else:
+            self._loop.call_soon(self._answer_ring)
 
     def _answer_ring(self) -> None:
         self._rung = False
         self._collect()
+        self._collected_at = self._loop.time()
 
     def _watch(self) -> None:
         """Listen to the workers' sockets; a restarted worker has a new one."""
@@ -269,7 +287,7 @@ class FleetHost:
         for fd in self._readers - sockets.keys():
             self._loop.remove_reader(fd)
         for fd in sockets.keys() - self._readers:
-            self._loop.add_reader(fd, self._collect)
+            self._loop.add_reader(fd, self._heard)
         self._readers = set(sockets)
 
     def _collect(self) -> None:

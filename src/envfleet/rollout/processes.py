@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -99,22 +100,28 @@ class WorkerProcess:
         """Whether the process runs."""
         return self.process.poll() is None
 
+    def _end_group(self) -> None:
+        """Kill the process and whatever was started in it."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
     def close(self, timeout_s: float) -> None:
         """Hang up, wait for the process to end, kill it when it does not."""
         self.connection.close()
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._end_group()
 
     def kill(self) -> None:
         """End it at once; one that has already ended keeps its own exit code."""
         try:
             self.process.wait(0.2)  # its end may be a moment younger than its hanging up
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._end_group()
         if not self.connection.closed:
             self.connection.close()
 
@@ -193,8 +200,7 @@ class ProcessWorkers(Executor):
             if ended:
                 worker.close(timeout_s=2.0)
             else:
-                worker.process.kill()
-                worker.process.wait()
+                worker._end_group()
         return ended or self._threads.shutdown(wait=True, timeout=2.0)
 
 

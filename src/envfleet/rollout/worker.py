@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -36,7 +37,11 @@ class Channel:
                 message = pickle.loads(self.connection.recv_bytes())
                 (self.answers if message[0] == "action" else self.calls).put(message)
         except (EOFError, OSError):
-            os._exit(0)  # the parent is gone or has hung up; nobody can receive what is being computed
+            # The parent is gone or has hung up; nobody can receive what is being computed. Simulators that an
+            # environment started here go with us: the worker leads a process group of its own.
+            if os.getpgrp() == os.getpid():
+                os.killpg(os.getpid(), signal.SIGKILL)
+            os._exit(0)
 
     def send(self, *message: Any) -> None:
         """Send a message by value."""

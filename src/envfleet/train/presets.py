@@ -47,9 +47,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "lunarlander": {
         "num_steps": 512,
+        "num_epochs": 8,
         "num_minibatches": 32,
         "learning_rate": 5e-4,
-        "gamma": 0.999,
+        "gamma": 0.995,
         "gae_lambda": 0.98,
         "entropy": 0.01,
     },

@@ -313,3 +313,12 @@ def faulty(phase: str, how: str, **options: Any) -> Callable[[], Faulty]:
         2
     """
     return lambda: Faulty(phase, how, **options)
+
+
+def __getattr__(name: str) -> Any:
+    # The proxy that cuts and stalls connections lives with the wire it is made for, and needs nothing else of it.
+    if name == "ChaosProxy":
+        from envfleet.remote.chaos import ChaosProxy
+
+        return ChaosProxy
+    raise AttributeError(f"module 'envfleet.testing' has no attribute {name!r}")

@@ -294,11 +294,12 @@ class ProcessBackend(Backend):
 
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """To the workers of these slots."""
+        grouped: dict[int, dict[int, dict[int, Any]]] = {}
         for i, objects in mail.items():
-            for worker in self._workers:
-                mine = {slot: value for slot, value in objects.items() if self.worker_of[slot] == worker.index}
-                if mine:
-                    self._message(worker, "mail", {i: mine})
+            for slot, value in objects.items():
+                grouped.setdefault(int(self.worker_of[slot]), {}).setdefault(i, {})[slot] = value
+        for index, mine in grouped.items():
+            self._message(self._workers[index], "mail", mine)
 
     def _by_worker(self, what: str, values: Mapping[int, Any]) -> None:
         for worker in self._workers:

@@ -249,6 +249,8 @@ class Fleet(EnvInterface):
             return self.recv(self._all, copy=copy)
         self._book.state[:] = IDLE
         self._smooth = True
+        if self._supervisor.has_restarts:
+            self._supervisor.credit(finished.done)
         self._supervisor.look()
         if copy:
             return self._batch(self._all, True)

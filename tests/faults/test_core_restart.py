@@ -80,3 +80,29 @@ def test_a_rebuilt_env_is_healthy_again(tmp_path: Any) -> None:
         fleet.reset(seed=0)
         status = [int(fleet.step([0]).status[0]) for _ in range(30)]
     assert status.count(2) == 1
+
+
+class FailsEveryOther(Tasked):
+    """Every second episode fails in its first step; the others complete."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.resets = getattr(self, "resets", 0) + 1
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self.resets % 2 == 0:
+            raise RuntimeError("every other episode")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("by_step", [True, False], ids=["step", "send and recv"])
+def test_a_completed_episode_clears_the_account(by_step: bool) -> None:
+    with ef.make(FailsEveryOther, 2, backend="serial", on_fault="restart", max_restarts=1) as fleet:
+        fleet.reset(seed=0)
+        for _ in range(60):
+            if by_step:
+                fleet.step([0, 0])
+            else:
+                fleet.send([0, 0])
+                fleet.recv()
+        assert len(fleet.faults) > 6 and not len(fleet.quarantined)

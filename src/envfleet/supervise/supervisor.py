@@ -58,6 +58,7 @@ class Supervisor:
         self.quarantined = np.zeros(count, bool)
         self.troubled = False  # whether any slot is lost, quarantined or pending: the fast path asks only this
         self.restarts = np.zeros(count, np.int64)
+        self.has_restarts = False  # whether any slot has some on its account: the fast path asks only this
         self.faults: list[Fault] = []
         self.pending: dict[int, Fault] = {}
         self._due: dict[int, float] = {}  # slot -> when to rebuild it
@@ -73,7 +74,7 @@ class Supervisor:
         state = self.book.state
         if not finished.failures and not finished.losses and not self.troubled:
             state[finished.done] = DONE
-            self._credit(finished.done)
+            self.credit(finished.done)
             return
         for slot in finished.done:
             if slot in finished.failures:
@@ -83,12 +84,13 @@ class Supervisor:
         for loss in finished.losses:
             self._worker_lost(loss)
 
-    def _credit(self, slots: list[int]) -> None:
+    def credit(self, slots: list[int]) -> None:
         """A completed episode clears the slot's count of restarts."""
-        if self.restarts.any():
+        if self.has_restarts:
             head = self.backend.slab.head[slots]
             ended = head["terminated"].any(axis=1) | (head["truncated"].any(axis=1) & (head["status"] != FAULT))
             self.restarts[np.asarray(slots, np.int64)[ended]] = 0
+            self.has_restarts = bool(self.restarts.any())
 
     def _came_back(self, slot: int) -> None:
         if self.book.state[slot] != OUT:
@@ -97,7 +99,7 @@ class Supervisor:
         self.book.state[slot] = DONE
         interrupted = self._interrupted.pop(slot, None)
         if interrupted is None:
-            self._credit([slot])
+            self.credit([slot])
         else:
             self._write_fault_row(slot, interrupted, FAULT)
         self._look_for_trouble()
@@ -224,6 +226,7 @@ class Supervisor:
             self.quarantined[slot] |= gone
             return
         self.restarts[slot] += counts
+        self.has_restarts |= counts
         if gone or self.restarts[slot] > self.policy.max_restarts:
             self.quarantined[slot] = True
             self._write_fault_row(slot, self._interrupted.pop(slot), QUARANTINED)

@@ -106,6 +106,7 @@ def run_official(package: str, script: str, *args: str, timeout_s: float = 120) 
         capture_output=True,
         text=True,
         timeout=timeout_s,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent / "src")},
     )
     if done.returncode:
         raise AssertionError(f"{script} failed:\n{done.stdout}\n{done.stderr[-3000:]}")

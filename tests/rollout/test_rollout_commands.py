@@ -131,6 +131,7 @@ def test_a_progress_bar_on_a_terminal_only(monkeypatch):
             pass
 
     assert rich is not None
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal gets no bar
     with ef.make("CartPole-v1", num_envs=2, backend="serial") as fleet:
         collector = Collector(fleet, random_actions=True)
         stream = collector.episodes(3, progress=True)

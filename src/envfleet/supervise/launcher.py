@@ -66,6 +66,12 @@ class Keeper:
 
     def _fork(self, theirs: Channel) -> int:
         parent = os.getpid()
+        # What is still in the buffers would be inherited, and printed once more by every process forked from here.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue  # a closed or absent stream holds nothing
         pid = os.fork()
         if pid:
             return pid

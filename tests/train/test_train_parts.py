@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 
@@ -25,6 +26,8 @@ from envfleet.train.video import VideoError, fleet_for_video, write_video
 @pytest.mark.parametrize("name", SHORT_NAMES)
 def test_shipped_environments_are_proper_ones(name):
     factory = resolve_env(name)
+    if inspect.iscoroutinefunction(factory().step):
+        pytest.skip("an async environment: Gymnasium's checker cannot await it, tests/remote has its own")
     check_env(factory(), skip_render_check=True)
     first, second = factory(), factory()
     assert np.array_equal(first.reset(seed=5)[0], second.reset(seed=5)[0])

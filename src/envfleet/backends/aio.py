@@ -37,7 +37,7 @@ class AioBackend(LocalBackend):
         super().__init__()
         self._wanted = num_workers
         self._done = DoneList()
-        self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._stuck: list[tuple[int, str]] = []
 
@@ -140,11 +140,12 @@ class AioBackend(LocalBackend):
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call on the loop (async methods) or in its pool (ordinary ones)."""
         jobs = [
-            (slot, self._call(slot, phase, name, args[i] if each else args, kwargs)) for i, slot in enumerate(slots)
+            (slot, self._call(slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs))
+            for i, slot in enumerate(slots)
         ]
         self._spawn(jobs)
 
-    async def _call(self, slot: int, phase: str, name: str, args: Any, kwargs: Any) -> None:
+    async def _call(self, slot: int, ticket: int, phase: str, name: str, args: Any, kwargs: Any) -> None:
         life = self.lives[slot]
         pulse = self.pulses[slot]
         try:
@@ -158,11 +159,11 @@ class AioBackend(LocalBackend):
             answer = Failure.of(error, phase)
         pulse.enter(-1, "idle")
         if not life.abandoned:
-            self._answers.put((slot, answer))
+            self._answers.put((slot, ticket, answer))
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        return drain(self._answers, timeout_s)
+        return drain(self._answers, self._tickets, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Cancel the slot's coroutine, or abandon its thread."""

@@ -64,6 +64,7 @@ class Backend(abc.ABC):
         self.pulses: list[Pulse] = []
         self.info: dict[int, Any] = {}  # by slot: a dict, or the bytes of one, unpickled only when someone looks
         self.final_info: dict[int, Any] = {}
+        self._tickets: dict[int, int] = {}  # slot -> number of its last call
 
     @abc.abstractmethod
     def start(self, recipe: Recipe) -> dict[int, dict[str, Any] | Failure | Loss]:
@@ -92,6 +93,11 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """End everything within the time; what went wrong in envs' close, or had to be killed, by slot."""
+
+    def _ticket(self, slot: int) -> int:
+        """A number for a call in a slot. An answer to an earlier call, given up by Ctrl-C or a fault, has another."""
+        self._tickets[slot] = self._tickets.get(slot, 0) + 1
+        return self._tickets[slot]
 
     def kill(self, worker: int) -> str:
         """End a stuck worker (or give its call up); returns the Python stacks it was seen in."""

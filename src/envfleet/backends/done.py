@@ -54,14 +54,14 @@ class DoneList:
         return [slots.popleft() for _ in range(len(slots))]
 
 
-def drain(answers: SimpleQueue[tuple[int, Any]], timeout_s: float) -> dict[int, Any]:
-    """The answers (slot, value) that are there, waiting for a first one at most `timeout_s`."""
+def drain(answers: SimpleQueue[tuple[int, int, Any]], tickets: dict[int, int], timeout_s: float) -> dict[int, Any]:
+    """The answers (slot, ticket, value) to the slots' last calls, waiting for a first one at most `timeout_s`."""
     found: dict[int, Any] = {}
     try:
-        slot, value = answers.get(timeout=max(timeout_s, 1e-4))
-        found[slot] = value
+        slot, ticket, value = answers.get(timeout=max(timeout_s, 1e-4))
         while True:
-            slot, value = answers.get_nowait()
-            found[slot] = value
+            if tickets.get(slot) == ticket:
+                found[slot] = value
+            slot, ticket, value = answers.get_nowait()
     except Empty:
         return found

@@ -241,7 +241,9 @@ class ProcessBackend(Backend):
         if what == "built":
             self._built[args[0]] = args[1]
         elif what == "called":
-            self._replies[args[0]] = args[1]
+            slot, ticket, answer = args
+            if self._tickets.get(slot) == ticket:
+                self._replies[slot] = answer
         elif what == "closed":
             self._closing.append((args[0], args[1]))
 
@@ -315,7 +317,7 @@ class ProcessBackend(Backend):
             worker = self._workers[self.worker_of[slot]]
             if not worker.alive:
                 self._launch(worker, build=False)
-            self._message(worker, "call", slot, phase, name, args[i] if each else args, kwargs)
+            self._message(worker, "call", slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers that have arrived."""

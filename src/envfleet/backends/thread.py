@@ -49,7 +49,7 @@ class ThreadBackend(LocalBackend):
         super().__init__()
         self._wanted = num_workers
         self._done = DoneList()
-        self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
         self._stuck: list[tuple[int, threading.Thread, str]] = []
         self._workers: list[_Worker] = []
         self._closing: list[tuple[int, Failure | Loss]] = []
@@ -123,13 +123,13 @@ class ThreadBackend(LocalBackend):
                 self._close_one(self.lives[job[1]], worker.pulse)
                 continue
             else:
-                slot, phase, name, args, kwargs = job[1:]
+                slot, ticket, phase, name, args, kwargs = job[1:]
                 worker.pulse.enter(slot, phase)
                 answer = self._call_now(slot, phase, name, args, kwargs)
                 if worker.generation != generation:
                     return
                 worker.pulse.enter(-1, "idle")
-                self._answers.put((slot, answer))
+                self._answers.put((slot, ticket, answer))
                 continue
             if worker.generation != generation:
                 return  # given up long ago: another thread has this worker's slots, and this row is not ours
@@ -148,12 +148,12 @@ class ThreadBackend(LocalBackend):
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call in the slots' own threads: some envs may only be touched by the thread that built them."""
         for i, slot in enumerate(slots):
-            job = ("call", slot, phase, name, args[i] if each else args, kwargs)
+            job = ("call", slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs)
             self._workers[self.worker_of[slot]].jobs.put(job)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        return drain(self._answers, timeout_s)
+        return drain(self._answers, self._tickets, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Give up the call the worker is in; a new thread takes its other slots."""

@@ -247,13 +247,15 @@ class Worker:
             words = self.pulse.words
             self.runner = native.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
 
-    def _call(self, slot: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call(
+        self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         life = self.lives[slot]
         try:
             self.pulse.enter(slot, phase)
-            reply = cloudpickle.dumps(("called", slot, call_life(life, phase, name, args, kwargs)))
+            reply = cloudpickle.dumps(("called", slot, ticket, call_life(life, phase, name, args, kwargs)))
         except BaseException as error:
-            reply = cloudpickle.dumps(("called", slot, Failure.of(error, phase)))
+            reply = cloudpickle.dumps(("called", slot, ticket, Failure.of(error, phase)))
         finally:
             self.pulse.enter(-1, "idle")
         self.channel.send(b"R" + reply)

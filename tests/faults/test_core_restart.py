@@ -14,23 +14,24 @@ FAILING = {2: "raise", 7: "exit", 11: "kill"}
 
 
 class Sick(Tasked):
-    """Tasked, but fails in its own way at the 3rd step of an episode that lasts so long."""
+    """Tasked, but fails in its own way at the 3rd step of an episode that lasts so long, in the share `rate` of them."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, rate: float = 1.0) -> None:
         super().__init__()
-        self.how = how
+        self.how, self.rate = how, rate
 
     def step(self, action: Any) -> Any:
         from envfleet.envs.probe import fail_now
 
         result = super().step(action)
-        if self.count == 3:
+        if self.count == 3 and (self.rate == 1.0 or self.np_random.random() < self.rate):
             fail_now(self.how, "step")
         return result
 
 
 def run(backend: str, workers: int, steps: int, failing: dict[int, str], **options: Any) -> tuple[Stream, list[Any]]:
-    envs = [(lambda how=failing[i]: Sick(how)) if i in failing else Tasked for i in range(16)]
+    rate = 1.0 if steps < 1000 else 0.01  # every fault waits for its backoff: thousands of them would take an hour
+    envs = [(lambda how=failing[i]: Sick(how, rate)) if i in failing else Tasked for i in range(16)]
     with ef.make(envs, backend=backend, num_workers=workers, start_method="fork", **options) as fleet:
         stream = Stream()
         actions = Actions(fleet.single_action_space, 16, 1)

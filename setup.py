@@ -21,6 +21,7 @@ def extensions() -> list[Extension]:
         "-Wno-missing-field-initializers",
         "-Wno-cast-function-type",
         "-ffp-contract=off",
+        "-fvisibility=hidden",
     ]
     if os.environ.get("ENVFLEET_BUILD") == "debug":
         flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-UNDEBUG"]
@@ -29,8 +30,8 @@ def extensions() -> list[Extension]:
     return [
         Extension(
             "envfleet._native",
-            ["native/runner.c", "native/runner_type.c", "native/exchange.c"],
-            depends=["native/envfleet.h"],
+            ["native/runner.c", "native/runner_type.c", "native/info.c", "native/exchange.c", "native/exchange_type.c"],
+            depends=["native/envfleet.h", "native/exchange.h"],
             include_dirs=["native", numpy.get_include()],
             extra_compile_args=flags,
             extra_link_args=["-fsanitize=address,undefined"] if "-fsanitize=address,undefined" in flags else [],

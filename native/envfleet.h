@@ -53,6 +53,8 @@ int runner_setup_numpy(void);
 // One advance of a slot. Returns SIDE_…, or -1 with an exception that must not be caught (KeyboardInterrupt).
 int runner_advance(Runner *runner, Py_ssize_t slot);
 void runner_idle(Runner *runner);
+// A plain info as bytes: how many, or -1 when it is for pickle.
+Py_ssize_t info_encode(PyObject *info, char *out, Py_ssize_t room_bytes);
 
 #ifdef __linux__
 extern PyTypeObject ExchangeType;

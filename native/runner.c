@@ -2,6 +2,7 @@
 // everything else (odd types, seeds, tasks, options, declared columns, nested spaces, errors) to the Python life, so that
 // there is one meaning. What it must equal is src/envfleet/slot.py, and the conformance suite holds the two together.
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL envfleet_numpy
 #include "envfleet.h"
 #include <numpy/arrayobject.h>
 #include <numpy/arrayscalars.h>
@@ -87,15 +88,21 @@ static int write_obs(Runner *runner, Py_ssize_t slot, PyObject *obs, int final) 
     return done ? 0 : -1;
 }
 
-// Puts an info into the arena (pickled) or leaves it with the Python life. Returns SIDE_…, -1 with an exception.
+// Puts an info into the arena (as bytes) or leaves it with the Python life. Returns SIDE_…, -1 with an exception.
 static int keep_info(Runner *runner, Py_ssize_t slot, PyObject *info, int final) {
     if (PyDict_GET_SIZE(info) == 0) return SIDE_NONE;
     Slot *s = &runner->slots[slot];
     if (runner->arena) {
+        uint32_t *lengths = (uint32_t *)(runner->arena + slot * runner->arena_bytes);
+        Py_ssize_t offset = 8 + (final ? 0 : lengths[1]);
+        Py_ssize_t plain = info_encode(info, (char *)lengths + offset, runner->arena_bytes - offset);
+        if (plain >= 0) {
+            lengths[final ? 1 : 0] = (uint32_t)plain;
+            return SIDE_ARENA;
+        }
         PyObject *data = PyObject_CallOneArg(runner->pickle, info);
         if (data && PyBytes_CheckExact(data)) {
-            uint32_t *lengths = (uint32_t *)(runner->arena + slot * runner->arena_bytes);
-            Py_ssize_t offset = 8 + (final ? 0 : lengths[1]), size = PyBytes_GET_SIZE(data);
+            Py_ssize_t size = PyBytes_GET_SIZE(data);
             if (offset + size <= runner->arena_bytes) {
                 memcpy((char *)lengths + offset, PyBytes_AS_STRING(data), size);
                 lengths[final ? 1 : 0] = (uint32_t)size;

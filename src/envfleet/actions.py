@@ -28,7 +28,7 @@ class ActionWriter:
         whole = self._whole
         if whole is None:
             return False
-        rows = np.asarray(actions)
+        rows = actions if type(actions) is np.ndarray else np.asarray(actions)
         if rows.shape != whole.shape or (
             rows.dtype != whole.dtype and not np.can_cast(rows.dtype, whole.dtype, "same_kind")
         ):

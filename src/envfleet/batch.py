@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
 
+from envfleet.infos import read_info
 from envfleet.layout import FAULT, QUARANTINED, gather
 from envfleet.slab import Slab, Slots, make_loud
 
@@ -228,7 +228,7 @@ def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:
     if value is None:
         return {}
     if isinstance(value, bytes):
-        value = info[slot] = pickle.loads(value)
+        value = info[slot] = read_info(value)
     assert isinstance(value, dict)
     return value
 

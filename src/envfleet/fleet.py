@@ -134,10 +134,13 @@ class Fleet(EnvInterface):
         try:
             self._backend.submit(slots)
         except BaseException:
-            # An env was interrupted in this very thread, or its worker cannot be started: rebuilt at the next reset.
-            self._supervisor.lost[slots] = self._supervisor.troubled = True
-            self._book.state[slots] = IDLE
+            self._give_up(slots)
             raise
+
+    def _give_up(self, slots: Slots) -> None:
+        """An env was interrupted in this very thread, or its worker cannot be started: rebuilt at the next reset."""
+        self._supervisor.lost[slots] = self._supervisor.troubled = True
+        self._book.state[slots] = IDLE
 
     def _submit_troubled(self, slots: Slots, command: int) -> Slots:
         """Slots that are quarantined come back at once; lost ones are rebuilt, and say so in their row."""
@@ -241,16 +244,20 @@ class Fleet(EnvInterface):
             self._all_step = True
         self._smooth = False  # until it is known that all came back well, also when this is interrupted
         self._book.state[:] = OUT
-        self._give(self._all)
-        finished = self._backend.wait(self.num_envs, 0.02)
-        if len(finished.done) != self.num_envs or finished.failures or finished.losses:
+        try:
+            finished = self._backend.round(self._all, 0.02)
+        except BaseException:
+            if not self._backend.handed_over:
+                self._give_up(self._all)
+            raise
+        if finished is not None and (len(finished.done) != self.num_envs or finished.failures or finished.losses):
             self._all_step = False  # the supervisor may write commands of its own
             self._supervisor.take(finished)
             return self.recv(self._all, copy=copy)
         self._book.state[:] = IDLE
         self._smooth = True
         if self._supervisor.has_restarts:
-            self._supervisor.credit(finished.done)
+            self._supervisor.credit(self._all)
         self._supervisor.look()
         if copy:
             return self._batch(self._all, True)

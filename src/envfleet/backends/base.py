@@ -64,6 +64,7 @@ class Backend(abc.ABC):
         self.pulses: list[Pulse] = []
         self.info: dict[int, Any] = {}  # by slot: a dict, or the bytes of one, unpickled only when someone looks
         self.final_info: dict[int, Any] = {}
+        self.handed_over = False  # see `round`
         self._tickets: dict[int, int] = {}  # slot -> number of its last call
 
     @abc.abstractmethod
@@ -81,6 +82,17 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Wait until `at_least` more slots are done, something was lost, or the time is over."""
+
+    def round(self, slots: Slots, timeout_s: float) -> Finished | None:
+        """`submit` all slots and `wait` for them; None when every one came back with nothing beside its row.
+
+        Backends override this where one call costs less than two: between two batches the workers wait for the caller.
+        When it raises, `handed_over` says whether the slots are out, as after `submit`, or were never taken.
+        """
+        self.handed_over = False
+        self.submit(slots)
+        self.handed_over = True
+        return self.wait(len(slots), timeout_s)
 
     @abc.abstractmethod
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:

@@ -119,6 +119,15 @@ class ShmBackend(ProcessBackend):
             self._all_alive = all(w.alive or self._is_own(w.index) for w in self._workers)
         self._exchange.submit(np.ascontiguousarray(slots), self.worker_of)
 
+    def round(self, slots: Slots, timeout_s: float) -> Finished | None:
+        """Ring, step, wait and take in one call of the compiled doorbell, as long as nothing is out of the ordinary."""
+        if self._exchange is None or not self._all_alive or self.info or self.final_info or self._finished:
+            return super().round(slots, timeout_s)
+        self.handed_over = True
+        if self._exchange.round(slots, self.worker_of, timeout_s, self._runner):
+            return None
+        return self.wait(len(slots), timeout_s)
+
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Step the parent's own share, then wait for the workers; look after them whenever that takes long."""
         if self._exchange is None:

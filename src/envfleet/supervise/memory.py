@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.slot import PHASES
+from envfleet.supervise.machine import usable_cpus
 
 _PHASE_NUMBERS = {name: number for number, name in enumerate(PHASES)}
 
@@ -97,7 +98,10 @@ class SharedMap:
     def open(self, compiled: Any, segment: Segment, me: int) -> tuple[Any, np.ndarray[Any, Any]]:
         """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot."""
         memory = memoryview(segment.map).cast("B")[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
-        exchange = compiled.Exchange(memory, self.num_workers, self.num_slots, me, self.spin_s)
+        # A parent that only waits must not spin on a core that a worker needs. Waking it is cheap there: no core is idle.
+        waits_only, crowded = me < 0, self.num_workers >= usable_cpus()
+        spin_s = 0.0 if waits_only and crowded else self.spin_s
+        exchange = compiled.Exchange(memory, self.num_workers, self.num_slots, me, spin_s)
         at = self.slab_bytes + self.exchange_bytes
         arena = np.ndarray((self.num_slots, self.arena_bytes), np.uint8, buffer=segment.map, offset=at)
         return exchange, arena

@@ -15,6 +15,7 @@ from envfleet.backends.base import Backend, Finished, Loss
 from envfleet.book import DONE, IDLE, OUT, Book
 from envfleet.errors import FaultError
 from envfleet.layout import FAULT, QUARANTINED, REBUILD
+from envfleet.slab import Slots
 from envfleet.supervise.faults import Failure, Fault, exit_words
 
 _LOOK_S = 0.05
@@ -84,7 +85,7 @@ class Supervisor:
         for loss in finished.losses:
             self._worker_lost(loss)
 
-    def credit(self, slots: list[int]) -> None:
+    def credit(self, slots: list[int] | Slots) -> None:
         """A completed episode clears the slot's count of restarts."""
         if self.has_restarts:
             head = self.backend.slab.head[slots]

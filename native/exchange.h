@@ -1,0 +1,57 @@
+// The doorbell's memory, and what its Python type (exchange_type.c) needs of it (exchange.c).
+#ifndef ENVFLEET_EXCHANGE_H
+#define ENVFLEET_EXCHANGE_H
+
+#include "envfleet.h"
+
+#define LINE 64
+#define SIDE_SHIFT 28
+#define SLOT_MASK ((1u << SIDE_SHIFT) - 1)
+
+typedef struct {
+    _Alignas(LINE) uint32_t request_tail; // parent
+    uint32_t control;                     // parent: messages sent over the socket
+    _Alignas(LINE) uint32_t bell;         // both: the word the worker sleeps on
+    uint32_t sleeping;                    // worker
+    _Alignas(LINE) uint32_t done_tail;    // worker
+} Worker;
+
+typedef struct {
+    _Alignas(LINE) uint32_t bell; // workers: the word the parent sleeps on
+    uint32_t sleeping, target;    // parent: wake me when the sum of done_tail reaches target
+} Parent;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *buffer;
+    Parent *parent;
+    Worker *workers;
+    uint32_t *rings; // per worker: requests[capacity], done[capacity]
+    Py_ssize_t num_workers, me;
+    uint32_t capacity, mask;
+    uint32_t *request_head, *done_head; // what this process has read, per worker
+    uint32_t control_seen;
+    int64_t mean_gap_ns;
+    int64_t spin_ns; // most time to spin; 0: never
+} Exchange;
+
+static inline uint32_t load(uint32_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+static inline void store(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline uint32_t *requests(Exchange *x, Py_ssize_t w) { return x->rings + 2 * w * x->capacity; }
+static inline uint32_t *dones(Exchange *x, Py_ssize_t w) { return x->rings + (2 * w + 1) * x->capacity; }
+
+static inline int has_request(Exchange *x) {
+    return load(&x->workers[x->me].request_tail) != x->request_head[x->me] ||
+           load(&x->workers[x->me].control) != x->control_seen;
+}
+
+void ring_worker(Exchange *x, Py_ssize_t w);
+void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side);
+void tell_parent(Exchange *x);
+void await_request(Exchange *x);
+void hand_over(Exchange *x, const int64_t *slots, Py_ssize_t count, const int64_t *owner);
+uint32_t available(Exchange *x);
+void await_done(Exchange *x, uint32_t need, int64_t deadline);
+
+#endif

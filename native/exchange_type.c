@@ -1,0 +1,252 @@
+// The Python type of the doorbell: a worker's loop, and the parent's calls.
+#ifdef __linux__
+#include "exchange.h"
+
+// work(runner, on_side) -> number of messages waiting on the socket (0: nothing came for a while).
+// on_side(slot) sends what the slot left beside its row before the slot is told to be done.
+static PyObject *exchange_work(Exchange *self, PyObject *args) {
+    Runner *runner;
+    PyObject *on_side;
+    if (!PyArg_ParseTuple(args, "O!O", &RunnerType, &runner, &on_side)) return NULL;
+    Worker *worker = &self->workers[self->me];
+    for (;;) {
+        if (!has_request(self)) {
+            Py_BEGIN_ALLOW_THREADS
+            await_request(self);
+            Py_END_ALLOW_THREADS
+            if (!has_request(self)) return PyLong_FromLong(0);
+        }
+        // The tail first: a message sent before a request is then seen before that request is worked on.
+        uint32_t tail = load(&worker->request_tail), control = load(&worker->control) - self->control_seen;
+        if (control) {
+            self->control_seen += control;
+            return PyLong_FromUnsignedLong(control);
+        }
+        while (self->request_head[self->me] != tail) {
+            uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
+            int side = runner_advance(runner, slot);
+            runner_idle(runner);
+            if (side < 0) return NULL;
+            if (side == SIDE_PYTHON) {
+                PyObject *done = PyObject_CallFunction(on_side, "I", slot);
+                if (!done) return NULL;
+                Py_DECREF(done);
+            }
+            self->request_head[self->me]++;
+            publish(self, self->me, slot, side);
+            tell_parent(self);
+        }
+    }
+}
+
+static PyObject *exchange_submit(Exchange *self, PyObject *args) {
+    Py_buffer slots, owners;
+    if (!PyArg_ParseTuple(args, "y*y*", &slots, &owners)) return NULL;
+    hand_over(self, slots.buf, slots.len / 8, owners.buf);
+    PyBuffer_Release(&slots);
+    PyBuffer_Release(&owners);
+    Py_RETURN_NONE;
+}
+
+// The parent's own share, then the others' work, until `need` are done or the time is over. -1 with an exception.
+static int wait_for(Exchange *self, uint32_t need, double timeout_s, PyObject *runner) {
+    if (runner != Py_None && self->me >= 0) {
+        Worker *mine = &self->workers[self->me];
+        while (self->request_head[self->me] != mine->request_tail && available(self) < need) {
+            uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
+            int side = runner_advance((Runner *)runner, slot);
+            self->request_head[self->me]++;
+            // Interrupted in the env: the life has noted it, the slot comes back as failed, the interrupt goes on.
+            publish(self, self->me, slot, side < 0 ? SIDE_PYTHON : side);
+            if (side < 0) return -1;
+        }
+    }
+    if (available(self) < need && timeout_s > 0) {
+        int64_t deadline = now_ns() + (int64_t)(timeout_s * 1e9);
+        Py_BEGIN_ALLOW_THREADS
+        await_done(self, need, deadline);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0) return -1;
+    }
+    return available(self) >= need;
+}
+
+// wait(need, timeout_s, runner or None) -> whether `need` slots are done. Returns early (False) every 20 ms, so that the
+// caller can look after the workers. With a runner, the parent steps its own share first.
+static PyObject *exchange_wait(Exchange *self, PyObject *args) {
+    unsigned int need;
+    double timeout_s;
+    PyObject *runner;
+    if (!PyArg_ParseTuple(args, "IdO", &need, &timeout_s, &runner)) return NULL;
+    int enough = wait_for(self, need, timeout_s, runner);
+    return enough < 0 ? NULL : PyBool_FromLong(enough);
+}
+
+// Takes what is done if that is `count` slots with nothing beside their rows; else leaves all of it to collect().
+static int take_plain(Exchange *self, Py_ssize_t count) {
+    for (Py_ssize_t w = 0; w < self->num_workers; w++) {
+        uint32_t tail = load(&self->workers[w].done_tail);
+        for (uint32_t at = self->done_head[w]; at != tail; at++, count--)
+            if (dones(self, w)[at & self->mask] >> SIDE_SHIFT != SIDE_NONE) return 0;
+    }
+    if (count) return 0;
+    for (Py_ssize_t w = 0; w < self->num_workers; w++) self->done_head[w] = load(&self->workers[w].done_tail);
+    return 1;
+}
+
+// round(slots, worker_of, timeout_s, runner or None): submit, wait for all, and take them if they are plain, in one call:
+// between two batches every microsecond of the parent is one in which workers wait. False leaves the rest to wait().
+static PyObject *exchange_round(Exchange *self, PyObject *args) {
+    Py_buffer slots, owners;
+    double timeout_s;
+    PyObject *runner;
+    if (!PyArg_ParseTuple(args, "y*y*dO", &slots, &owners, &timeout_s, &runner)) return NULL;
+    Py_ssize_t count = slots.len / 8;
+    hand_over(self, slots.buf, count, owners.buf);
+    PyBuffer_Release(&slots);
+    PyBuffer_Release(&owners);
+    int enough = wait_for(self, (uint32_t)count, timeout_s, runner);
+    if (enough < 0) return NULL;
+    return PyBool_FromLong(enough && take_plain(self, count));
+}
+
+static PyObject *arena_bytes(const char *row, int final, Py_ssize_t size) {
+    const uint32_t *lengths = (const uint32_t *)row;
+    Py_ssize_t offset = 8 + (final ? 0 : lengths[1]), length = lengths[final ? 1 : 0];
+    return length && offset + length <= size ? PyBytes_FromStringAndSize(row + offset, length) : NULL;
+}
+
+static int keep(PyObject *dict, PyObject *slot, PyObject *data) {
+    if (!data) {
+        if (PyErr_Occurred()) return -1;
+        if (PyDict_GET_SIZE(dict) && PyDict_Contains(dict, slot) == 1) return PyDict_DelItem(dict, slot);
+        return 0;
+    }
+    int bad = PyDict_SetItem(dict, slot, data);
+    Py_DECREF(data);
+    return bad;
+}
+
+// collect(out: int64 buffer, arena, info, final_info) -> (count, [slots whose rest is with Python]).
+static PyObject *exchange_collect(Exchange *self, PyObject *args) {
+    Py_buffer out, arena;
+    PyObject *info, *final_info;
+    if (!PyArg_ParseTuple(args, "w*y*O!O!", &out, &arena, &PyDict_Type, &info, &PyDict_Type, &final_info)) return NULL;
+    int64_t *slots = out.buf;
+    Py_ssize_t count = 0, most = out.len / 8, row_bytes = most ? arena.len / most : 0;
+    PyObject *python = PyList_New(0);
+    int bad = !python;
+    for (Py_ssize_t w = 0; !bad && w < self->num_workers; w++) {
+        uint32_t tail = load(&self->workers[w].done_tail);
+        for (; !bad && self->done_head[w] != tail && count < most; self->done_head[w]++) {
+            uint32_t entry = dones(self, w)[self->done_head[w] & self->mask], side = entry >> SIDE_SHIFT;
+            Py_ssize_t slot = entry & SLOT_MASK;
+            slots[count++] = slot;
+            if (side == SIDE_NONE && !PyDict_GET_SIZE(info) && !PyDict_GET_SIZE(final_info)) continue;
+            const char *row = (const char *)arena.buf + slot * row_bytes;
+            PyObject *number = PyLong_FromSsize_t(slot);
+            bad = !number || keep(info, number, side && row_bytes ? arena_bytes(row, 0, row_bytes) : NULL) < 0 ||
+                  keep(final_info, number, side && row_bytes ? arena_bytes(row, 1, row_bytes) : NULL) < 0 ||
+                  (side == SIDE_PYTHON && PyList_Append(python, number) < 0);
+            Py_XDECREF(number);
+        }
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&arena);
+    if (bad) {
+        Py_XDECREF(python);
+        return NULL;
+    }
+    return Py_BuildValue("nN", count, python);
+}
+
+static PyObject *exchange_control(Exchange *self, PyObject *number) {
+    Py_ssize_t w = PyLong_AsSsize_t(number);
+    if (PyErr_Occurred()) return NULL;
+    if (w < 0 || w >= self->num_workers) return PyErr_Format(PyExc_IndexError, "no worker %zd", w);
+    store(&self->workers[w].control, self->workers[w].control + 1);
+    ring_worker(self, w);
+    Py_RETURN_NONE;
+}
+
+// forget(worker): its process is gone; a new one starts with empty rings.
+static PyObject *exchange_forget(Exchange *self, PyObject *number) {
+    Py_ssize_t w = PyLong_AsSsize_t(number);
+    if (PyErr_Occurred()) return NULL;
+    if (w < 0 || w >= self->num_workers) return PyErr_Format(PyExc_IndexError, "no worker %zd", w);
+    memset(&self->workers[w], 0, sizeof(Worker));
+    self->request_head[w] = self->done_head[w] = 0;
+    Py_RETURN_NONE;
+}
+
+// ---- type -----------------------------------------------------------------------------------------------------------
+
+static uint32_t power_of_two(Py_ssize_t count) {
+    uint32_t size = 16;
+    while (size < count) size *= 2;
+    return size;
+}
+
+static PyObject *exchange_size(PyObject *type, PyObject *args) {
+    Py_ssize_t num_workers, num_slots;
+    if (!PyArg_ParseTuple(args, "nn", &num_workers, &num_slots)) return NULL;
+    size_t rings = (size_t)num_workers * 2 * power_of_two(num_slots) * sizeof(uint32_t);
+    return PyLong_FromSize_t(sizeof(Parent) + num_workers * sizeof(Worker) + rings);
+}
+
+static int exchange_init(Exchange *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"memory", "num_workers", "num_slots", "me", "spin_s", NULL};
+    Py_buffer memory;
+    Py_ssize_t num_slots;
+    double spin_s = 0.004;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "w*nnn|d", names, &memory, &self->num_workers, &num_slots, &self->me,
+                                     &spin_s))
+        return -1;
+    self->capacity = power_of_two(num_slots);
+    self->mask = self->capacity - 1;
+    self->spin_ns = (int64_t)(spin_s * 1e9);
+    self->parent = memory.buf;
+    self->workers = (Worker *)(self->parent + 1);
+    self->rings = (uint32_t *)(self->workers + self->num_workers);
+    self->buffer = Py_NewRef(memory.obj);
+    self->request_head = PyMem_Calloc(self->num_workers, sizeof(uint32_t));
+    self->done_head = PyMem_Calloc(self->num_workers, sizeof(uint32_t));
+    int fits = (char *)(self->rings + 2 * self->num_workers * self->capacity) <= (char *)memory.buf + memory.len;
+    PyBuffer_Release(&memory); // kept by `buffer`; a mapping is never moved
+    if (!fits || (uintptr_t)self->parent % LINE) {
+        PyErr_SetString(PyExc_ValueError, "the memory of an exchange must be aligned and of exchange_size() bytes");
+        return -1;
+    }
+    return self->request_head && self->done_head ? 0 : -1;
+}
+
+static void exchange_dealloc(Exchange *self) {
+    PyMem_Free(self->request_head);
+    PyMem_Free(self->done_head);
+    Py_CLEAR(self->buffer);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef exchange_methods[] = {
+    {"size", (PyCFunction)exchange_size, METH_VARARGS | METH_STATIC, "size(num_workers, num_slots): bytes needed"},
+    {"work", (PyCFunction)exchange_work, METH_VARARGS, "work(runner, on_side): a worker's loop; gives messages waiting"},
+    {"submit", (PyCFunction)exchange_submit, METH_VARARGS, "submit(slots, worker_of): hand slots to their workers"},
+    {"round", (PyCFunction)exchange_round, METH_VARARGS, "round(slots, worker_of, timeout_s, runner): submit and take all"},
+    {"wait", (PyCFunction)exchange_wait, METH_VARARGS, "wait(need, timeout_s, runner): whether so many are done"},
+    {"collect", (PyCFunction)exchange_collect, METH_VARARGS, "collect(out, arena, info, final_info): take what is done"},
+    {"control", (PyCFunction)exchange_control, METH_O, "control(worker): a message was sent to it"},
+    {"forget", (PyCFunction)exchange_forget, METH_O, "forget(worker): its process is gone"},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject ExchangeType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "envfleet._native.Exchange",
+    .tp_basicsize = sizeof(Exchange),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "Rings of slot numbers in shared memory, and the doorbell on both sides.",
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)exchange_init,
+    .tp_dealloc = (destructor)exchange_dealloc,
+    .tp_methods = exchange_methods,
+};
+#endif

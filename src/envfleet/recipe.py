@@ -163,7 +163,11 @@ def factories_for(
             raise BadArgument(f"num_envs={num_envs}, but the list has {len(env)} callables: leave num_envs out")
         made, num_envs = list(env), len(env)
     elif is_many_agents(env) and not isinstance(env, type):
-        made = [CopyFactory(type(seated(env).env).__name__, pickled(env, "the environment"))]
+        try:
+            seated(env)
+        except TypeError as unfit:
+            raise BadArgument(str(unfit)) from unfit
+        made = [CopyFactory(type(env).__name__, pickled(env, "the environment"))]
     elif isinstance(env, gym.Env) or (hasattr(env, "step") and not isinstance(env, type)):
         raise BadArgument(
             f"got an environment object ({type(env).__name__}); every slot needs its own: "

@@ -203,6 +203,10 @@ class Seat:
 
     # -- what the slot life asks of any env ---------------------------------------------------------------------
 
+    def about_agents(self) -> dict[str, Any]:
+        """What the parent wants to know beside the joint spaces."""
+        return {"agents": self.agents, "groups": self.groups, "seat_columns": dict(self.column_spaces)}
+
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute of the env."""
         return attribute(self.env, name)

@@ -26,16 +26,31 @@ class ActionWriter:
     def write_all(self, actions: Any) -> bool:
         """`write` for every slot when the action is one array of the right kind; False leaves it to `write`."""
         whole = self._whole
-        if whole is None:
-            return False
-        rows = actions if type(actions) is np.ndarray else np.asarray(actions)
-        if rows.shape != whole.shape or (
-            rows.dtype != whole.dtype and not np.can_cast(rows.dtype, whole.dtype, "same_kind")
-        ):
+        rows = self._plain_rows(actions, self.slab.num_slots)
+        if rows is None or whole is None:
             return False
         whole[...] = rows
         self.last = whole.copy()
         return True
+
+    def write_some(self, actions: Any, slots: Slots) -> bool:
+        """The same for some slots, ascending."""
+        whole = self._whole
+        rows = self._plain_rows(actions, len(slots))
+        if rows is None or whole is None:
+            return False
+        whole[slots] = rows
+        self.last = rows.copy()
+        return True
+
+    def _plain_rows(self, actions: Any, count: int) -> np.ndarray[Any, Any] | None:
+        whole = self._whole
+        if whole is None:
+            return None
+        rows = actions if type(actions) is np.ndarray else np.asarray(actions)
+        if rows.dtype != whole.dtype and not np.can_cast(rows.dtype, whole.dtype, "same_kind"):
+            return None
+        return rows if rows.shape == (count, *whole.shape[1:]) else None
 
     def write(self, actions: Any, slots: Slots, order: Slots | None, check: bool = False) -> dict[int, dict[int, Any]]:
         """Write the actions into the rows; returns the objects of mailbox leaves (leaf index -> slot -> object)."""

@@ -26,6 +26,8 @@ from envfleet.supervise.faults import Failure, Fault
 from envfleet.supervise.supervisor import Policy, Supervisor
 
 _FOREVER = 1e9
+_EVERY = slice(None)
+_NO_SLOTS = np.zeros(0, np.int64)
 
 
 class Fleet(EnvInterface):
@@ -68,7 +70,8 @@ class Fleet(EnvInterface):
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
         self._smooth = False  # every slot is the caller's, with a running or waiting episode: `step` may be short
-        self._all_step = False  # every row's command is STEP
+        self._all_step = False  # every row's command is STEP, unless the supervisor has written since
+        self._all_begun = False  # every slot has had an episode
         final_info = backend.info if self.on_end == "wait" else backend.final_info
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
         # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
@@ -106,6 +109,9 @@ class Fleet(EnvInterface):
 
         `actions` are batched as Gymnasium batches them, one per slot in the order of `slots` (default: all).
         """
+        if slots is self._last_slots and self._is_ordinary() and self._writer.write_some(actions, self._last_slots):
+            self._send_again(self._last_slots)
+            return
         chosen, order = self._slots(slots)
         self._refuse_unless_idle(chosen)
         fresh = self.slab.head["started"][chosen] == 0
@@ -119,6 +125,27 @@ class Fleet(EnvInterface):
             self._backend.give_mail(mail)
         self._submit(chosen, STEP)
 
+    def _is_ordinary(self) -> bool:
+        """Whether every row that is sent is a plain step: no slot to be built or begun, nothing to be delivered with it."""
+        return (
+            self._all_step
+            and self._all_begun
+            and not self._supervisor.troubled
+            and not self._supervisor.has_written
+            and not self._book.has_late
+            and not self._closed
+            and not self._debug
+            and os.getpid() == self.plan.pid
+        )
+
+    def _send_again(self, slots: Slots) -> None:
+        """The end of `send` for the slots last received, whose actions are written: they are known to be the caller's."""
+        self._book.actions.append((slots, self._writer.last))
+        self._last_slots = _NO_SLOTS
+        self._smooth = False
+        self._book.state[slots] = OUT
+        self._give(slots)
+
     def _submit(self, slots: Slots, command: int) -> None:
         head, book, supervisor = self.slab.head, self._book, self._supervisor
         book.deliver_late(self.slab, slots)
@@ -126,10 +153,13 @@ class Fleet(EnvInterface):
             for batch in list(self._handed_out):
                 batch.poison(slots)
         head["command"][slots] = command
+        if len(slots) == self.num_envs:
+            self._all_step, supervisor.has_written = command == STEP, False
+        self._all_step &= command == STEP
         if supervisor.troubled:
             slots = self._submit_troubled(slots, command)
         self._smooth = False
-        self._all_step = False
+        self._last_slots = _NO_SLOTS
         book.state[slots] = OUT
         if len(slots):
             self._give(slots)
@@ -175,27 +205,36 @@ class Fleet(EnvInterface):
         """
         self._refuse_closed()
         state = self._book.state
-        wanted = np.flatnonzero(state != IDLE) if slots is None else self._slots(slots)[0]
-        if not len(wanted):
-            raise FleetError("nothing was sent, so nothing can be received: send() first")
-        idle = wanted[state[wanted] == IDLE]
-        if len(idle):
-            raise FleetError(f"slots {idle.tolist()} were not sent, so they cannot be received: send() them first")
-        need = len(wanted) if at_least is None else at_least
-        if not 1 <= need <= len(wanted):
-            raise BadArgument(f"at_least={at_least}: {len(wanted)} slots are out")
+        wanted: Slots | slice = _EVERY if slots is None else self._slots(slots)[0]
+        count = self._check_sent(wanted)
+        need = count if at_least is None else at_least
+        if not 1 <= need <= count:
+            raise BadArgument(f"at_least={at_least}: {count} slots are out")
         self._wait(wanted, need, timeout_s)
-        got = wanted[state[wanted] == DONE]
+        got = (state[wanted] == DONE).nonzero()[0]
+        if isinstance(wanted, np.ndarray):
+            got = wanted[got]
         if self._supervisor.pending:
             self._supervisor.raise_pending(got.tolist())
         state[got] = IDLE
         got.flags.writeable = False
         self._last_slots = got
         if len(got) == self.num_envs:
-            self._smooth = not self._debug and bool((self.slab.head["started"] > 0).all())
+            self._all_begun = bool((self.slab.scalars["started"] > 0).all())
+            self._smooth = self._all_begun and not self._debug
         return self._batch(got, copy)
 
-    def _wait(self, wanted: Slots, need: int, timeout_s: float | None) -> None:
+    def _check_sent(self, wanted: Slots | slice) -> int:
+        """How many slots `recv` may wait for."""
+        out = np.count_nonzero(self._book.state[wanted])
+        if not out:
+            raise FleetError("nothing was sent, so nothing can be received: send() first")
+        if isinstance(wanted, np.ndarray) and out < len(wanted):
+            idle = wanted[self._book.state[wanted] == IDLE].tolist()
+            raise FleetError(f"slots {idle} were not sent, so they cannot be received: send() them first")
+        return int(out)
+
+    def _wait(self, wanted: Slots | slice, need: int, timeout_s: float | None) -> None:
         """Until `need` of `wanted` are done. Everything that can go wrong on the way is the supervisor's."""
         backend, supervisor, state = self._backend, self._supervisor, self._book.state
         deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
@@ -206,7 +245,7 @@ class Fleet(EnvInterface):
                 return
             left = deadline - backend.now()
             if left <= 0 and looked:
-                raise RecvTimeout(wanted[state[wanted] == OUT].tolist(), timeout_s or 0.0)
+                raise RecvTimeout(self._all[wanted][state[wanted] == OUT].tolist(), timeout_s or 0.0)
             looked = True  # once at least: timeout_s=0 asks for what is there
             supervisor.rebuild_due()
             finished = backend.wait(missing, min(max(left, 0.0), supervisor.next_look_s()))
@@ -243,9 +282,10 @@ class Fleet(EnvInterface):
             self.send(actions)
             return self.recv(self._all, copy=copy)
         self._book.actions.append((self._all, self._writer.last))
-        if not self._all_step:
-            self.slab.head["command"] = STEP
-            self._all_step = True
+        if not self._all_step or self._supervisor.has_written:
+            self.slab.scalars["command"][:] = STEP
+            self._all_step, self._supervisor.has_written = True, False
+        self._last_slots = _NO_SLOTS
         self._smooth = False  # until it is known that all came back well, also when this is interrupted
         self._book.state[:] = OUT
         try:
@@ -255,7 +295,6 @@ class Fleet(EnvInterface):
                 self._give_up(self._all)
             raise
         if finished is not None and (len(finished.done) != self.num_envs or finished.failures or finished.losses):
-            self._all_step = False  # the supervisor may write commands of its own
             self._supervisor.take(finished)
             return self.recv(self._all, copy=copy)
         self._book.state[:] = IDLE

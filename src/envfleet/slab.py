@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from envfleet.layout import LOUD, Layout, gather
@@ -66,6 +65,13 @@ class Slab:
                 ("action", self.action_leaves),
             )
         }
+        # Where the value is one array, that array: most spaces are, and looking it up is on every batch's way.
+        self._only = {
+            kind: arrays[0][:, 0] if len(arrays) == 1 and arrays[0] is not None and not leaves[0].path else None
+            for (kind, arrays), leaves in zip(
+                self._leaf_arrays.items(), (self.obs_leaves, self.obs_leaves, self.action_leaves)
+            )
+        }
         if fill:
             for name in ("episode", "step", "task", "seed", "now_seed", "now_task", "next_seed", "next_task"):
                 self.head[name] = -1
@@ -82,11 +88,11 @@ class Slab:
 
     def tree(self, kind: str, slots: Slots | slice, copy: bool) -> Any:
         """Rows of "obs", "final_obs" or "action" as the batched value users know: array, dict or tuple."""
-        space = self.layout.action_space if kind == "action" else self.layout.observation_space
-        only = self._leaf_arrays[kind][0] if len(self._leaf_arrays[kind]) == 1 else None
-        if only is not None and not isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
-            rows = only[slots, 0]
+        only = self._only[kind]
+        if only is not None:
+            rows = only[slots]
             return rows.copy() if copy and isinstance(slots, slice) else rows
+        space = self.layout.action_space if kind == "action" else self.layout.observation_space
         values: list[Any] = []
         for i, array in enumerate(self.leaf_arrays(kind)):
             if array is None:

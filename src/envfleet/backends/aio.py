@@ -12,6 +12,7 @@ import inspect
 import threading
 import time
 import traceback
+import weakref
 from queue import SimpleQueue
 from typing import Any
 
@@ -98,7 +99,7 @@ class AioBackend(LocalBackend):
                     return
                 life.phase = phase
                 enter(life.slot, phase)
-                if inspect.iscoroutinefunction(function):
+                if _is_coroutine(function):
                     result = await function(*args, **kwargs)
                 else:
                     result, error = await self._loop.run_in_executor(self._pool, _outcome, function, args, kwargs)
@@ -231,4 +232,19 @@ def _outcome(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException 
 
 
 def _is_async(env: Any) -> bool:
-    return inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset)
+    return _is_coroutine(env.step) or _is_coroutine(env.reset)
+
+
+def _is_coroutine(function: Any) -> bool:
+    """`inspect.iscoroutinefunction`, which costs more than a cheap step does, asked once per function."""
+    plain = getattr(function, "__func__", function)
+    try:
+        return _KNOWN[plain]
+    except KeyError:
+        _KNOWN[plain] = found = inspect.iscoroutinefunction(function)
+        return found
+    except TypeError:  # cannot be held weakly
+        return inspect.iscoroutinefunction(function)
+
+
+_KNOWN: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()

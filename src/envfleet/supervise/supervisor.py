@@ -58,6 +58,7 @@ class Supervisor:
         self.lost = np.zeros(count, bool)
         self.quarantined = np.zeros(count, bool)
         self.troubled = False  # whether any slot is lost, quarantined or pending: the fast path asks only this
+        self.has_written = False  # whether commands were written since the fleet last wrote them all
         self.restarts = np.zeros(count, np.int64)
         self.has_restarts = False  # whether any slot has some on its account: the fast path asks only this
         self.faults: list[Fault] = []
@@ -287,6 +288,7 @@ class Supervisor:
         """Write the REBUILD command. A rebuilt env has no random stream to go on with: it gets a seed of its own,
         spawned from the last one the slot was given, so that the same run takes the same way again."""
         head = self.backend.slab.head
+        self.has_written = self.has_written or bool(slots)
         for slot in slots:
             head["command"][slot] = REBUILD
             self._rebuilds[slot] += 1

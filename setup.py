@@ -30,7 +30,14 @@ def extensions() -> list[Extension]:
     return [
         Extension(
             "envfleet._native",
-            ["native/runner.c", "native/runner_type.c", "native/info.c", "native/exchange.c", "native/exchange_type.c"],
+            [
+                "native/runner.c",
+                "native/runner_agents.c",
+                "native/runner_type.c",
+                "native/info.c",
+                "native/exchange.c",
+                "native/exchange_type.c",
+            ],
             depends=["native/envfleet.h", "native/exchange.h"],
             include_dirs=["native", numpy.get_include()],
             extra_compile_args=flags,

@@ -3,7 +3,7 @@
 // A byte INFO_PLAIN (no pickle begins with it), then per entry: u32 length and bytes of the key, u8 kind, value. src/envfleet/infos.py
 // reads it. Anything else in the dict and the whole of it is pickled instead.
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
-#define PY_ARRAY_UNIQUE_SYMBOL envfleet_numpy
+#define PY_ARRAY_UNIQUE_SYMBOL envfleet_array_api
 #define NO_IMPORT_ARRAY
 #include "envfleet.h"
 #include <numpy/arrayobject.h>

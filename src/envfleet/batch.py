@@ -249,6 +249,13 @@ def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:
     return value
 
 
+def pick(side: dict[int, Any], slots: Slots) -> dict[int, Any]:
+    """What some slots have beside their rows."""
+    if not side:
+        return {}
+    return {slot: side[slot] for slot in slots.tolist() if slot in side}
+
+
 def _as_slice(slots: Slots, num_slots: int) -> Slots | slice:
     """Contiguous slots as a slice, which gives views; others by index, which copies."""
     count = len(slots)

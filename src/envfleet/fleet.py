@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +13,16 @@ from gymnasium.vector.utils import batch_space
 
 from envfleet.actions import ActionWriter
 from envfleet.backends.base import Backend
-from envfleet.batch import Batch
+from envfleet.batch import Batch, pick
 from envfleet.book import DONE, IDLE, KEEP, OUT, Book, checked_seed, checked_slots, per_slot
+from envfleet.ending import Ending, close_quietly
 from envfleet.errors import BadArgument, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
 from envfleet.groups import AgentGroup
 from envfleet.interface import EnvInterface
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
 from envfleet.slab import Slab, Slots
-from envfleet.supervise.faults import Failure, Fault
+from envfleet.supervise.faults import Fault
 from envfleet.supervise.supervisor import Policy, Supervisor
 
 _FOREVER = 1e9
@@ -30,7 +30,7 @@ _EVERY = slice(None)
 _NO_SLOTS = np.zeros(0, np.int64)
 
 
-class Fleet(EnvInterface):
+class Fleet(EnvInterface, Ending):
     """Many environments, stepped together or apart.
 
     Made by `envfleet.make`. Not thread-safe: one thread drives a fleet.
@@ -75,7 +75,7 @@ class Fleet(EnvInterface):
         final_info = backend.info if self.on_end == "wait" else backend.final_info
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
         # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
-        self._finalizer = weakref.finalize(self, _close_quietly, backend, os.getpid())
+        self._finalizer = weakref.finalize(self, close_quietly, backend, os.getpid())
 
     @property
     def observation_space(self) -> gym.Space[Any]:
@@ -308,7 +308,7 @@ class Fleet(EnvInterface):
 
     def _batch(self, slots: Slots, copy: bool) -> Batch:
         backend = self._backend
-        info, final_info = _pick(backend.info, slots), _pick(backend.final_info, slots)
+        info, final_info = pick(backend.info, slots), pick(backend.final_info, slots)
         if self.on_end == "wait":
             final_info = info
         if not self._debug or copy:
@@ -373,41 +373,6 @@ class Fleet(EnvInterface):
         """The task behind an id of the column `task` (None for -1)."""
         return self._book.task_value(int(task))
 
-    # -- ending -------------------------------------------------------------------------------------------------
-
-    def close(self, timeout_s: float = 4.0) -> None:
-        """End everything: envs are asked to close, and whatever does not within `timeout_s` is killed. Idempotent.
-
-        What went wrong in closing is in `faults` and in one warning; it is never raised.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        if self._finalizer.detach() is None or os.getpid() != self.plan.pid:
-            return
-        for slot, problem in self._backend.close(timeout_s):
-            self._note_close_problem(slot, problem)
-        late = [fault for fault in self.faults if fault.phase == "close" or "cannot be ended" in fault.cause]
-        if late:
-            warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=2)
-
-    def _note_close_problem(self, slot: int, problem: Any) -> None:
-        from envfleet.supervise.faults import exit_words
-
-        if isinstance(problem, Failure):
-            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
-            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
-            self._supervisor._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
-        else:
-            cause = f"the worker process {exit_words(problem.exit_code)}"
-            self._supervisor._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.close()
-
     def __len__(self) -> int:
         return self.num_envs
 
@@ -424,23 +389,11 @@ class Fleet(EnvInterface):
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()
-        if slots is self._last_slots:
-            return self._last_slots, None  # our own array, read-only: what the last batch said
+        if slots is self._last_slots:  # our own array, read-only: what the last batch said
+            return self._last_slots, None
         return checked_slots(slots, self._all)
 
     def _refuse_unless_idle(self, slots: Slots) -> None:
         state = self._book.state[slots]
         if state.any():
             raise SlotBusy(slots[state != IDLE].tolist())
-
-
-def _pick(side: dict[int, Any], slots: Slots) -> dict[int, Any]:
-    if not side:
-        return {}
-    return {slot: side[slot] for slot in slots.tolist() if slot in side}
-
-
-def _close_quietly(backend: Backend, pid: int) -> None:
-    # A forked child of the user's process inherits this finalizer but not the right to end the parent's workers.
-    if os.getpid() == pid:
-        backend.close(2.0)

@@ -42,6 +42,11 @@ class JointRow:
             array[slot, 0] = value  # type: ignore[index]
         self.head["active"][slot], self.head["pending"][slot] = seat.active, seat.pending
 
+    def read_obs(self, seat: Any) -> None:
+        """Give the seat back what agents see, where the compiled life has written it."""
+        for array, value in zip(self._obs, seat.obs):
+            value[...] = array[self.slot, 0]  # type: ignore[index]
+
     def write_final(self, seat: Any) -> None:
         """What agents saw last."""
         for array, value in zip(self._final, seat.final):

@@ -257,6 +257,8 @@ class SlotLife:
     def finish_step(self, result: Any) -> bool:
         """Take over from the compiled life a step whose result is not plain; whether something is beside the row."""
         self.info = self.final_info = self.failure = None
+        if self.joint is not None:
+            self.joint.read_obs(self.env)  # the compiled life has been writing them
         if drive(self, self._finish(result), _unwatched, phase="step"):
             self._status[self.slot] = READY
         else:
@@ -295,6 +297,8 @@ class SlotLife:
         if self.runner is not None:
             self.runner.disarm(self.slot)
             self.runner = None
+            if self.joint is not None:
+                self.joint.read_obs(self.env)
         if self.time_limit is not None:
             self.time_limit._elapsed_steps = int(self._now_length[self.slot])
             self.time_limit = None

@@ -98,6 +98,7 @@ class Seat:
         self.columns: dict[str, Array] = {}
         self.column_spaces: dict[str, gym.Space[Any]] = {}
         self._masks = self._mask_columns()
+        self._action_spaces = {i: group.action_space for group in self.groups for i in group.indices}
         self._with_state = with_state
         if with_state:
             self._add_state()
@@ -200,6 +201,15 @@ class Seat:
             self._hide(i)
         self.pending[:] = False
         self._owed[:] = 0.0
+
+    def sample(self) -> list[Any]:
+        """A random action for every agent, a legal one where a mask says which are."""
+        drawn = []
+        for i in range(len(self.agents)):
+            space, mask = self._action_spaces[i], self._masks[i]
+            legal = np.flatnonzero(mask) if mask is not None and isinstance(space, spaces.Discrete) else ()
+            drawn.append(space.start + space.np_random.choice(legal) if len(legal) else space.sample())  # type: ignore[attr-defined]
+        return drawn
 
     # -- what the slot life asks of any env ---------------------------------------------------------------------
 

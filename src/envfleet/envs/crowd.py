@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -32,7 +32,7 @@ class Crowd(ParallelEnv[str, Any, Any]):
         ([], True, False)
     """
 
-    metadata: dict[str, Any] = {"name": "crowd", "render_modes": ["rgb_array"], "is_parallelizable": True}
+    metadata: ClassVar[dict[str, Any]] = {"name": "crowd", "render_modes": ["rgb_array"], "is_parallelizable": True}
 
     def __init__(
         self,

@@ -1,0 +1,63 @@
+"""How a fleet ends: bounded, idempotent, complete."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from typing import Any, Self
+
+from envfleet.backends.base import Backend
+from envfleet.plan import Plan
+from envfleet.supervise.faults import Failure, exit_words
+from envfleet.supervise.supervisor import Supervisor
+
+
+class Ending:
+    """The end of a fleet, by `close`, by leaving a `with` block, or by dropping the last reference."""
+
+    plan: Plan
+    _backend: Backend
+    _supervisor: Supervisor
+    _closed: bool
+    _finalizer: weakref.finalize[Any, Any]
+
+    def close(self, timeout_s: float = 4.0) -> None:
+        """End everything: envs are asked to close, and whatever does not within `timeout_s` is killed. Idempotent.
+
+        What went wrong in closing is in `faults` and in one warning; it is never raised.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._finalizer.detach() is None or os.getpid() != self.plan.pid:
+            return
+        for slot, problem in self._backend.close(timeout_s):
+            self._note_close_problem(slot, problem)
+        late = [
+            fault for fault in self._supervisor.faults if fault.phase == "close" or "cannot be ended" in fault.cause
+        ]
+        if late:
+            warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=2)
+
+    def _note_close_problem(self, slot: int, problem: Any) -> None:
+        if isinstance(problem, Failure):
+            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
+            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
+            self._supervisor._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
+        else:
+            cause = f"the worker process {exit_words(problem.exit_code)}"
+            self._supervisor._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+def close_quietly(backend: Backend, pid: int) -> None:
+    """Close a backend whose fleet was dropped."""
+    # A forked child of the user's process inherits this finalizer but not the right to end the parent's workers.
+    if os.getpid() == pid:
+        backend.close(2.0)

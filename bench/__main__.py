@@ -35,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run with parsed arguments; `envfleet bench` comes in here too."""
-    pairs = args.pairs or (QUICK_PAIRS if args.quick else 15)
-    seconds = args.seconds or (QUICK_SECONDS if args.quick else 0.4)
+    # Many short turns rather than few long ones: what the host does to a core changes within a second.
+    pairs = args.pairs or (QUICK_PAIRS if args.quick else 25)
+    seconds = args.seconds or (QUICK_SECONDS if args.quick else 0.15)
     chosen = [
         case
         for case in (quick_cases() if args.quick else cases(args.peers_everywhere))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import special
-from bench.contestants import Contestant, Limit, LimitStoring, Plain, ours
+from bench.contestants import Contestant, Limit, LimitMeeting, LimitStoring, Plain, ours
 from bench.peers import remote
 from bench.peers.local import PEERS
 
@@ -16,6 +16,9 @@ IN_PROCESS = tuple(name for name, (_, _, many) in PEERS.items() if not many)
 PROCESS_PER_ENV = tuple(name for name, (_, _, many) in PEERS.items() if many)
 EVERY_PEER = IN_PROCESS + PROCESS_PER_ENV
 _FEW_PEERS = ("gymnasium Sync", "SB3 Dummy")
+_PLAIN: dict[str, type[Contestant]] = {
+    "limit": Limit, "limit meeting": LimitMeeting, "limit storing": LimitStoring, "plain": Plain,
+}  # fmt: skip
 _STEP = ("limit", "ours serial", "ours shm", "ours shm-share")
 
 
@@ -45,8 +48,8 @@ class Case:
 
 def builder(name: str) -> Callable[[str, int], Contestant] | str:
     """How to build a contestant, or why it cannot take part."""
-    if name in ("limit", "limit storing", "plain"):
-        return {"limit": Limit, "limit storing": LimitStoring, "plain": Plain}[name]
+    if name in _PLAIN:
+        return _PLAIN[name]
     if name.startswith("policy "):
         return special.with_policy(name.removeprefix("policy "))
     if name in ("with statistics", "without statistics"):
@@ -74,13 +77,14 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
     )
     cartpole, ant = "CartPole-v1", "Ant-v5"
     found = [
-        _grid(cartpole, "cartpole", 64, "plain", "ours auto", "ours shm-async", "ours shm-double", "ours thread",
+        _grid(cartpole, "cartpole", 64, "limit meeting", "plain", "ours auto", "ours shm-async", "ours shm-double", "ours thread",
               "ours aio", *EVERY_PEER, *rllib),
-        _grid(cartpole, "cartpole", 256, "plain", "ours auto", *few),
-        _grid(cartpole, "cartpole", 8, "plain", "ours auto", *few),
-        _grid(ant, "ant", 64, "ours auto", "ours shm-async", *EVERY_PEER, "RLlib two runners"),
-        _grid(ant, "ant", 256, "ours shm-async", *many, longer=1.25),
-        _grid(ant, "ant", 8, "ours shm-async", *few),
+        _grid(cartpole, "cartpole", 256, "limit meeting", "plain", "ours auto", *few),
+        _grid(cartpole, "cartpole", 8, "limit meeting", "plain", "ours auto", *few),
+        _grid(ant, "ant", 64, "limit meeting", "ours auto", "ours shm-async", "ours shm-share-async", *EVERY_PEER,
+              "RLlib two runners", longer=1.5),
+        _grid(ant, "ant", 256, "limit meeting", "ours shm-async", "ours shm-share-async", *many, longer=3.0),
+        _grid(ant, "ant", 8, "limit meeting", "ours shm-async", "ours shm-share-async", *few),
     ]  # fmt: skip
     found += [
         Case(f"policy-{n}", cartpole, n, tuple(f"policy {who}" for who in special.POLICY_CONTESTANTS))
@@ -91,10 +95,10 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
         _grid("image", "image", 64, "limit storing", "ours auto", *EVERY_PEER),
         _grid("bigimage", "bigimage", 64, "limit storing", *EVERY_PEER),
         Case("unevencpu-64", "unevencpu", 64, ("limit", "ours shm-async", "ours shm-share-async", "ours shm",
-             "Tianshou async"), 1.25),
+             "Tianshou async"), 2.5),
         Case("unevensleep-64", "unevensleep", 64, ("ours thread-async", "ours aio-async", "ours thread", "ours auto",
-             "ours serial", "Tianshou async", "gymnasium Async"), 1.25),
-        *(Case(f"unevencpu-{n}", "unevencpu", n, ("limit", "ours shm-async", *many), 1.25) for n in (8, 256)),
+             "ours serial", "Tianshou async", "gymnasium Async"), 2.5),
+        *(Case(f"unevencpu-{n}", "unevencpu", n, ("limit", "ours shm-async", *many), 2.5) for n in (8, 256)),
         Case("parent", measure=special.parent_cost, needs_s=25),
         Case("memory", measure=special.memory, needs_s=25),
         Case("startup", measure=special.startup, needs_s=25),

@@ -78,7 +78,37 @@ class Plain(Contestant):
             env.close()
 
 
-def _limit_worker(pipe: Any, env: str, first: int, count: int, slots: int, store: bool) -> None:
+def meeting_loop(
+    envs: list[Any], actions: Any, seconds: float, words: Any, me: int, processes: int
+) -> tuple[int, float]:
+    """The plain loop, and after every turn all processes wait for the last, spinning on shared words.
+
+    Word 0 names the turn at which all stop (process 0 says when); word 8·(i+1) counts the turns process i has made.
+    """
+    rows = [list(batch) for batch in actions]
+    turn = first = words[8 * (me + 1)]
+    others = [8 * (i + 1) for i in range(processes) if i != me]
+    start = now()
+    end = start + seconds
+    while True:
+        for env, action in zip(envs, rows[turn % len(rows)]):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        turn += 1
+        if me == 0 and now() >= end:
+            words[0] = turn  # before the count below, so that whoever has seen the count has seen this
+        words[8 * (me + 1)] = turn
+        for other in others:
+            while words[other] < turn:
+                pass
+        if words[0] == turn:
+            return (turn - first) * len(envs), now() - start
+
+
+def _limit_worker(
+    pipe: Any, env: str, first: int, count: int, slots: int, store: bool, meeting: tuple[Any, int, int] | None
+) -> None:
     envs = [factory() for factory in factories(env, slots)[first : first + count]]
     actions = sampled_actions(env, count)
     space = envs[0].observation_space
@@ -87,13 +117,17 @@ def _limit_worker(pipe: Any, env: str, first: int, count: int, slots: int, store
         one.reset(seed=first + i)
     pipe.send("ready")
     while (seconds := pipe.recv()) is not None:
-        pipe.send(loop(envs, actions, seconds, rows, patient=not env.startswith("uneven")))
+        if meeting is not None:
+            pipe.send(meeting_loop(envs, actions, seconds, *meeting))
+        else:
+            pipe.send(loop(envs, actions, seconds, rows, patient=not env.startswith("uneven")))
 
 
 class Limit(Contestant):
     """One process per core, each looping over its own share of the envs; nothing is communicated in a slice."""
 
     store = False
+    meeting = False
 
     def __init__(self, env: str, slots: int) -> None:
         super().__init__(env, slots)
@@ -101,9 +135,11 @@ class Limit(Contestant):
         edges = np.linspace(0, slots, count + 1).astype(int).tolist()
         context = multiprocessing.get_context("spawn")  # a fresh interpreter, as our workers have
         self._pipes, self._processes = [], []
-        for first, last in itertools.pairwise(edges):
+        words = context.RawArray("q", 8 * (count + 1))
+        for i, (first, last) in enumerate(itertools.pairwise(edges)):
             mine, theirs = context.Pipe()
-            args = (theirs, env, first, last - first, slots, self.store)
+            meeting = (words, i, count) if self.meeting else None
+            args = (theirs, env, first, last - first, slots, self.store, meeting)
             process = context.Process(target=_limit_worker, args=args, daemon=True)
             process.start()
             theirs.close()
@@ -126,6 +162,15 @@ class Limit(Contestant):
             pipe.send(None)
             process.join(5)
             pipe.close()
+
+
+class LimitMeeting(Limit):
+    """The same, and the processes meet after every turn: what a step of all slots together cannot get around.
+
+    Where cores differ in speed from one moment to the next, this alone costs: the slower one is waited for.
+    """
+
+    meeting = True
 
 
 class LimitStoring(Limit):

@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options, for `envfleet bench` and `python -m bench` alike."""
     parser.add_argument("--quick", action="store_true", help="a smoke run of under a minute; its numbers mean nothing")
     parser.add_argument("--only", metavar="REGEX", help="only cases whose name matches, such as 'cartpole|ant-64'")
-    parser.add_argument("--pairs", type=_positive, help="slices of each contestant (default: 15)")
-    parser.add_argument("--seconds", type=float, help="length of a slice (default: 0.4)")
+    parser.add_argument("--pairs", type=_positive, help="slices of each contestant (default: 25)")
+    parser.add_argument("--seconds", type=float, help="length of a slice (default: 0.15)")
     parser.add_argument("--out", metavar="FILE", help="results file (default: bench/results/<date>.json)")
     parser.add_argument(
         "--resume", action="store_true", help="go on with --out, or the latest results: only missing cases"

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from bench import special
+from bench import special, waiting
 from bench.contestants import Contestant, Limit, LimitMeeting, LimitStoring, Plain, ours
 from bench.peers import remote
 from bench.peers.local import PEERS
@@ -18,6 +18,7 @@ EVERY_PEER = IN_PROCESS + PROCESS_PER_ENV
 _FEW_PEERS = ("gymnasium Sync", "SB3 Dummy")
 _PLAIN: dict[str, type[Contestant]] = {
     "limit": Limit, "limit meeting": LimitMeeting, "limit storing": LimitStoring, "plain": Plain,
+    "bare threads": waiting.Threads, "bare coroutines": waiting.Tasks, "bare queues": waiting.Queues,
 }  # fmt: skip
 _STEP = ("limit", "ours serial", "ours shm", "ours shm-share")
 
@@ -97,7 +98,7 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
         Case("unevencpu-64", "unevencpu", 64, ("limit", "ours shm-async", "ours shm-share-async", "ours shm",
              "Tianshou async"), 2.5),
         Case("unevensleep-64", "unevensleep", 64, ("ours thread-async", "ours aio-async", "ours thread", "ours auto",
-             "ours serial", "Tianshou async", "gymnasium Async"), 2.5),
+             "bare threads", "bare coroutines", "bare queues", "ours serial", "Tianshou async", "gymnasium Async"), 2.5),
         *(Case(f"unevencpu-{n}", "unevencpu", n, ("limit", "ours shm-async", *many), 2.5) for n in (8, 256)),
         Case("parent", measure=special.parent_cost, needs_s=25),
         Case("memory", measure=special.memory, needs_s=25),

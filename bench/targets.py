@@ -166,9 +166,12 @@ def _uneven(found: Results) -> Iterable[Row]:
         yield Row(case, "ours shm-async, of the limit", 0.95, found.ratio(case, "ours shm-async", "limit"))
     yield from _against(found, "unevencpu-64", "ours shm-async", ("Tianshou async",), 1.2)
     ceiling = 64 * SLEEP_CEILING_PER_SLOT
-    for name in ("ours thread-async", "ours aio-async"):
-        slices = found.slices("unevensleep-64", name)
-        yield Row("unevensleep-64", f"{name}, of the ceiling", 0.90, ratio(slices, ceiling) if slices else None)
+    for name, bare in (("thread", ("bare threads", "bare queues")), ("aio", ("bare coroutines",))):
+        slices = found.slices("unevensleep-64", f"ours {name}-async")
+        measured = ratio(slices, ceiling) if slices else None
+        seen = {one: found.slices("unevensleep-64", one) for one in bare}
+        note = ", ".join(f"{one}: {ratio(many, ceiling).median:.2f}" for one, many in seen.items() if many)
+        yield Row("unevensleep-64", f"ours {name}-async, of the ceiling", 0.90, measured, note=note)
 
 
 def _auto(found: Results) -> Iterable[Row]:

@@ -57,4 +57,4 @@ def _value(data: bytes, at: int) -> tuple[Any, int]:
 
 
 # NumPy's own numbers of its number types: the codes are those of this build, in which both ends run.
-_DTYPES = {dtype.num: dtype for dtype in (np.dtype(code) for code in "?bBhHiIlLqQefdgFDG")}
+_DTYPES: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in (np.dtype(code) for code in "?bBhHiIlLqQefdgFDG")}

@@ -10,12 +10,13 @@ from concurrent.futures import wait as wait_futures
 from contextlib import contextmanager
 from typing import Any, Self
 
+from envfleet.backends.pool import DaemonPool
 from envfleet.errors import BadArgument, FleetClosed
 from envfleet.rollout.drive import Job, OnError, Rules, drive, rollout_steps
 from envfleet.rollout.episode import Rollout, Rollouts
 from envfleet.rollout.errors import ClientFailed, RolloutsFailed
+from envfleet.rollout.loops import LoopThread
 from envfleet.rollout.policy import BatchedPolicy
-from envfleet.rollout.pool import LoopThread, WorkerThreads
 from envfleet.rollout.throttle import Throttle
 
 
@@ -254,7 +255,7 @@ class ParallelEnvironmentExecutor(JobRunner):
     def __init__(self, max_workers: int = 8, **rules: Any) -> None:
         super().__init__(**rules)
         self.max_workers = max_workers
-        self.executor: WorkerThreads = WorkerThreads(max_workers)
+        self.executor: DaemonPool = DaemonPool(max_workers, "envfleet-rollout")
         self._loop = LoopThread()
         self._locks = ClientLocks()
 

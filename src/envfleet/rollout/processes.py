@@ -18,12 +18,13 @@ from typing import Any
 
 import cloudpickle
 
+from envfleet.backends.pool import DaemonPool
 from envfleet.errors import BackendMissing, BadArgument, FleetError, NotPicklable
 from envfleet.rollout.drive import Job, Rules, drive, rollout_steps
 from envfleet.rollout.episode import Rollout, Rollouts
 from envfleet.rollout.executors import JobRunner, make_jobs
+from envfleet.rollout.loops import LoopThread
 from envfleet.rollout.policy import BatchedPolicy
-from envfleet.rollout.pool import LoopThread, WorkerThreads
 from envfleet.rollout.throttle import Throttle
 from envfleet.rollout.worker import AskParent
 
@@ -133,7 +134,7 @@ class ProcessWorkers(Executor):
     """
 
     def __init__(self, max_workers: int) -> None:
-        self._threads = WorkerThreads(max_workers, name="envfleet-process")  # one waits for each process
+        self._threads = DaemonPool(max_workers, name="envfleet-process")  # one waits for each process
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
         self._all: set[WorkerProcess] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -11,17 +11,17 @@ from envfleet.backends.pool import DaemonPool
 from envfleet.errors import FleetClosed
 from envfleet.rollout.drive import Job, Threads, drive, drive_async, is_async, rollout_steps
 from envfleet.rollout.episode import Rollout, Rollouts
-from envfleet.rollout.executors import JobRunner, make_jobs, policy_places
+from envfleet.rollout.executors import JobRunner, listed, make_jobs, policy_places
 from envfleet.rollout.handover import Handover
-from envfleet.rollout.policy import BatchedPolicy
 from envfleet.rollout.loops import LoopThread
+from envfleet.rollout.policy import BatchedPolicy
 
 
 class AsyncParallelExecutor(JobRunner):
     """Collect rollouts on an event loop: thousands of waiting clients cost no thread each.
 
-    `await collect_rollouts(...)` runs on the caller's loop, `run(...)` on one of its own, so that it works
-    from sync code. Clients and agents that are not `async def` run on the executor's own threads, as many as
+    `await collect_rollouts(...)` runs on the caller's loop, `run(...)` and `run_iter(...)` on one of its own, so that they
+    work from sync code. Clients and agents that are not `async def` run on the executor's own threads, as many as
     `max_concurrency`; quick calls share a hop to a thread and back. `inline_agent=True` calls a sync agent on the loop
     itself, which saves that hop; such an agent must never block. The other arguments are those of
     `ParallelEnvironmentExecutor`.
@@ -54,8 +54,7 @@ class AsyncParallelExecutor(JobRunner):
         self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Any
     ) -> Rollout:
         """Collect one rollout on the running loop."""
-        listed = {f"{name}s" if name != "reset_kwargs" else name: [value] for name, value in options.items()}
-        return (await self.collect_rollouts([client], agent_fn, max_steps, [env_name], **listed))[0]
+        return (await self.collect_rollouts([client], agent_fn, max_steps, [env_name], **listed(options)))[0]
 
     async def collect_rollouts(
         self,
@@ -86,28 +85,6 @@ class AsyncParallelExecutor(JobRunner):
             else:
                 yield rollout
         self.checked(failed)
-
-    def run(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Rollouts:
-        """`collect_rollouts` for sync code, on the executor's own loop (the same one every time)."""
-        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
-
-    def run_iter(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Iterator[Rollout]:
-        """`iter_rollouts` for sync code."""
-        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
 
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout on the executor's own loop."""

@@ -64,6 +64,16 @@ def make_jobs(
     ]
 
 
+def listed(options: dict[str, Any]) -> dict[str, list[Any]]:
+    """The options of one rollout (`seed`, `task`, `reset_kwargs`) as those of several.
+
+    Example:
+        >>> listed({"seed": 3, "reset_kwargs": {"map": 1}})
+        {'seeds': [3], 'reset_kwargs': [{'map': 1}]}
+    """
+    return {name if name == "reset_kwargs" else f"{name}s": [value] for name, value in options.items()}
+
+
 class JobRunner(ABC):
     """What all executors share: rules, order, errors, giving up; a subclass says where one job runs."""
 
@@ -102,6 +112,28 @@ class JobRunner(ABC):
     @abstractmethod
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout; the future gets its record, failed or not."""
+
+    def run(
+        self,
+        clients: Sequence[Any],
+        agent_fn: Any,
+        max_steps: int = 1000,
+        env_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Rollouts:
+        """One rollout per client, in submission order; `seeds`, `tasks`, `reset_kwargs`: one per client."""
+        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+
+    def run_iter(
+        self,
+        clients: Sequence[Any],
+        agent_fn: Any,
+        max_steps: int = 1000,
+        env_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Iterator[Rollout]:
+        """Yield rollouts as they complete; `rollout.episode` is the position of its client."""
+        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
 
     def run_jobs(self, jobs: Sequence[Job]) -> Rollouts:
         """Run jobs and return their rollouts in submission order; every one is finished before any error."""
@@ -268,8 +300,7 @@ class ParallelEnvironmentExecutor(JobRunner):
         self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Any
     ) -> Rollout:
         """Collect one rollout on the calling thread (so that it can itself be submitted to `.executor`)."""
-        listed = {f"{name}s" if name != "reset_kwargs" else name: [value] for name, value in options.items()}
-        (job,) = make_jobs([client], agent_fn, max_steps, [env_name], **listed)
+        (job,) = make_jobs([client], agent_fn, max_steps, [env_name], **listed(options))
         with policy_places([job], 1):
             rollout = self._run_job(job)
         if rollout.error is not None and self.rules.on_error == "raise":
@@ -277,27 +308,8 @@ class ParallelEnvironmentExecutor(JobRunner):
             raise rollout.error
         return rollout
 
-    def collect_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Rollouts:
-        """One rollout per client, in submission order; `seeds`, `tasks`, `reset_kwargs`: one per client."""
-        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
-
-    def iter_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Iterator[Rollout]:
-        """Yield rollouts as they complete; `rollout.episode` is the position of its client."""
-        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+    collect_rollouts = JobRunner.run
+    iter_rollouts = JobRunner.run_iter
 
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout on a thread."""

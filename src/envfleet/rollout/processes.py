@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,8 +21,8 @@ import cloudpickle
 from envfleet.backends.pool import DaemonPool
 from envfleet.errors import BackendMissing, BadArgument, FleetError, NotPicklable
 from envfleet.rollout.drive import Job, Rules, drive, rollout_steps
-from envfleet.rollout.episode import Rollout, Rollouts
-from envfleet.rollout.executors import JobRunner, make_jobs
+from envfleet.rollout.episode import Rollout
+from envfleet.rollout.executors import JobRunner
 from envfleet.rollout.loops import LoopThread
 from envfleet.rollout.policy import BatchedPolicy
 from envfleet.rollout.throttle import Throttle
@@ -233,27 +233,8 @@ class ProcessParallelExecutor(JobRunner):
         """How many rollouts run at once."""
         return self.max_workers
 
-    def collect_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Rollouts:
-        """One rollout per factory, in submission order."""
-        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
-
-    def iter_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Iterator[Rollout]:
-        """Yield rollouts as they complete."""
-        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+    collect_rollouts = JobRunner.run
+    iter_rollouts = JobRunner.run_iter
 
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout in a worker."""

@@ -1,4 +1,4 @@
-"""The keeper: one small process per fleet that starts the workers and ends them, whatever happens to the parent.
+"""The keeper: one small process per fleet (or process executor) that starts the workers and ends them, whatever happens to the parent.
 
 It is the workers' parent process. Under "fork" it is forked from the user's process, under "forkserver" it is a fresh
 interpreter that forks workers, under "spawn" a fresh interpreter that launches fresh interpreters. Because workers are
@@ -13,6 +13,7 @@ which kills it too.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import select
@@ -64,11 +65,12 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
     if message["what"] == "start":
         fds = channel.recv_fds(message["num_fds"])
         try:
+            module, function = message["entry"]
             if method == "spawn":
-                process = launch("envfleet.supervise.worker", "spawned_main", [*fds, os.getpid()], fds)
+                process = launch(module, function, [*fds, os.getpid()], fds)
                 launched[process.pid], pid = process, process.pid
             else:
-                pid = _fork_worker(channel, fds, wake)
+                pid = _fork_worker(channel, module, function, fds, wake)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -78,7 +80,7 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
         sys.path[:] = message["path"]
 
 
-def _fork_worker(channel: Channel, fds: list[int], wake: tuple[int, int]) -> int:
+def _fork_worker(channel: Channel, module: str, function: str, fds: list[int], wake: tuple[int, int]) -> int:
     keeper = os.getpid()
     pid = os.fork()
     if pid:
@@ -91,10 +93,7 @@ def _fork_worker(channel: Channel, fds: list[int], wake: tuple[int, int]) -> int
         for fd in wake:
             os.close(fd)
         os.setsid()
-        from envfleet.supervise.worker import worker_main
-
-        sock_fd, pulse_fd, stack_fd = fds
-        worker_main(sock_fd, pulse_fd, stack_fd, keeper)
+        getattr(importlib.import_module(module), function)(*fds, keeper)
         code = 0
     except BaseException:
         traceback.print_exc()

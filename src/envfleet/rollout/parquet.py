@@ -208,7 +208,7 @@ def _read_tail(path: Path) -> list[Any]:
             while True:
                 batches.append(stream.read_next_batch())
     except (StopIteration, pa.ArrowInvalid, OSError):
-        pass
+        pass  # the end of the stream, or of what was written of it
     return batches
 
 

@@ -55,7 +55,7 @@ def keeper_main(channel: Channel, parent_pid: int, method: str) -> None:
             if any(fd == channel.fileno() for fd, _ in events):
                 _serve(channel, method, workers, launched, (wake_read, wake_write))
     except Closed:
-        pass
+        pass  # the parent has closed, or is gone: time to end
     finally:
         _end_all(workers)
 
@@ -111,7 +111,7 @@ def _reap(channel: Channel, workers: set[int], launched: dict[int, Any]) -> None
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
+        except ChildProcessError:  # no child is left
             return
         if found is None:
             return
@@ -139,14 +139,14 @@ def _end_all(workers: set[int]) -> None:
             try:
                 os.waitpid(pid, 0)
             except ChildProcessError:
-                continue
+                continue  # reaped already
 
 
 def _children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(word) for word in file.read().split()]
-    except OSError:
+    except OSError:  # no such list in this kernel: the groups were killed, what left its group is not found
         return []
 
 
@@ -168,7 +168,7 @@ def _kill_group(pid: int) -> None:
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError):  # it has ended, and its number may be somebody else's
         return
 
 

@@ -139,7 +139,7 @@ class Keeper:
         except (ProcessLookupError, PermissionError):
             try:
                 os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):
+            except (ProcessLookupError, PermissionError):  # it has ended; the keeper will tell how
                 return
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Keeper:
             while time.monotonic() < deadline:
                 try:
                     done, _ = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:
+                except ChildProcessError:  # somebody else has waited for it
                     done = self.pid
                 if done:
                     if self._process is not None:

@@ -52,7 +52,7 @@ def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> 
     settle(keeper_pid, sock_fd, pulse_fd, stack_fd)
     faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
     channel = Channel(socket.socket(fileno=sock_fd))
-    with contextlib.suppress(Closed):
+    with contextlib.suppress(Closed):  # the parent is gone
         Worker(channel, pulse_fd).serve()
 
 
@@ -72,7 +72,7 @@ class Worker:
         self.channel = channel
         start = pickle.loads(channel.recv())
         sys.path[:] = start["path"]
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a folder that is gone meanwhile: an env that needs it will say so
             os.chdir(start["cwd"])
         self.by_value: bool = start["by_value"]
         words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)

@@ -128,7 +128,7 @@ def tree_cpu_ns(pids: Sequence[int]) -> float:
         try:
             total += time.clock_gettime_ns(((~pid) << 3) | 2)  # the kernel's id of a process's CPU clock
         except OSError:
-            continue
+            continue  # it ended meanwhile
     return float(total)
 
 
@@ -139,7 +139,7 @@ def tree_pss_bytes(root: int) -> int:
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
-            continue
+            continue  # it ended meanwhile
         total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
     return total * 1024
 

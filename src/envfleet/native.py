@@ -30,7 +30,7 @@ def load() -> Any:
         return None
     try:
         return importlib.import_module("envfleet._native")
-    except ImportError:
+    except ImportError:  # built without a compiler: `status()` says so, the Python twin does the work
         return None
 
 

@@ -269,7 +269,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if inspect.isfunction(value):
         try:
             captured = inspect.getclosurevars(value)
-        except ValueError:
+        except ValueError:  # a closure that is not filled yet: there is nothing to look into
             return []
         parts = {**captured.globals, **captured.nonlocals}
         for i, default in enumerate(value.__defaults__ or ()):

@@ -62,7 +62,7 @@ def task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
         return True, None
     try:
         set_task = attribute(env, "set_task")
-    except AttributeError:
+    except AttributeError:  # an environment without tasks
         return False, None
     return False, set_task if callable(set_task) else None
 

@@ -272,7 +272,7 @@ def alive(pid: int) -> bool:
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+    except OSError:  # no such process
         return False
 
 

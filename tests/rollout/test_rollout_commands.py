@@ -43,6 +43,23 @@ def test_collect_refuses_what_is_another_collection(tmp_path, capsys):
     assert collect(tmp_path / "x", "--policy", "nonsense") == 2
     assert "'random', an existing checkpoint, or MODULE:NAME" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "nothing")]) == 2
+    (tmp_path / "file").write_text("")
+    assert collect(tmp_path / "file" / "below") == 2
+    assert "cannot be made" in capsys.readouterr().err
+
+
+def test_an_interrupted_collection_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_impatience.py").write_text(
+        "import numpy as np\ncalls = []\ndef stop(obs):\n    calls.append(1)\n    if len(calls) == 60:\n"
+        "        raise KeyboardInterrupt\n    return np.zeros(len(obs), np.int64)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["--episodes", "100", "--policy", "my_impatience:stop"]
+    assert collect(tmp_path / "d", *words) == 130
+    there = len(Rollouts.load(tmp_path / "d"))
+    assert there and f"{there} of 100 episodes are in" in capsys.readouterr().out
+    assert collect(tmp_path / "d", *words) == 0
+    assert len(Rollouts.load(tmp_path / "d")) == 100
 
 
 def test_collect_with_a_policy_of_ones_own(tmp_path, monkeypatch, capsys):

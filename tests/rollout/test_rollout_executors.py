@@ -345,3 +345,57 @@ def test_an_inline_agent_runs_on_the_loop():
     with AsyncParallelExecutor(max_concurrency=2, inline_agent=True) as executor:
         executor.run([AsyncClient(20) for _ in range(2)], agent)
     assert places == {"envfleet-loop"}
+
+
+@collectors()
+def test_an_agent_object_may_have_methods_of_any_name(mode):
+    class Chat:
+        def ask(self, *question):
+            raise AssertionError("nobody but the agent itself calls this")
+
+        def __call__(self, obs, done):
+            return 1
+
+    with ParallelRolloutCollector(mode, max_workers=2) as collector:
+        assert [len(r) for r in collector.collect([AsyncClient(3), Counter(2)], Chat())] == [3, 2]
+
+
+def test_quick_agents_share_hops_and_a_slow_one_holds_nobody_up():
+    release = threading.Event()
+    others = threading.Semaphore(0)
+
+    def slow(obs, done):
+        assert release.wait(20)
+        return 1
+
+    def quick(obs, done):
+        others.release()
+        return 1
+
+    def let_go():
+        for _ in range(7 * 20):  # all that the others ever ask, while the slow one is still in its first call
+            assert others.acquire(timeout=20)
+        release.set()
+
+    helper = threading.Thread(target=let_go)
+    helper.start()
+    with AsyncParallelExecutor(max_concurrency=8) as executor:
+        rollouts = executor.run([AsyncClient(20) for _ in range(8)], [quick] * 3 + [slow] + [quick] * 4)
+    helper.join()
+    assert [len(r) for r in rollouts] == [20] * 8
+
+
+@collectors()
+@pytest.mark.parametrize("kind", [Counter, AsyncClient])
+def test_an_agent_or_client_that_runs_out_fails_and_does_not_hang(mode, kind):
+    class Dry(kind):
+        def reset(self, seed=None, options=None):  # sync, in an otherwise async client
+            return next(iter([]))
+
+    def dry(obs, done):
+        return next(iter([]))
+
+    with ParallelRolloutCollector(mode, max_workers=2, on_error="skip") as collector:
+        first, second = collector.collect([Dry(3), kind(3)], [stay, dry])
+    assert first.error.phase == "reset" and second.error.phase == "agent"
+    assert "StopIteration" in str(first.error) and "StopIteration" in str(second.error)

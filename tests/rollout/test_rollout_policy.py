@@ -47,6 +47,17 @@ def test_a_failing_policy_fails_every_waiting_episode_by_name():
     assert all("nan in weights" in str(r.error) and r.error.phase == "agent" for r in rollouts)
 
 
+@pytest.mark.parametrize("mode", ["thread", "async"])
+@pytest.mark.parametrize("error", [StopIteration, SystemExit])
+def test_whatever_a_policy_raises_reaches_the_episodes(mode, error):
+    def policy(obs):
+        raise error("enough")
+
+    with ParallelRolloutCollector(mode, max_workers=2, on_error="skip") as collector:
+        rollouts = collector.collect([AsyncClient(3), AsyncClient(3)], BatchedPolicy(policy))
+    assert all(rollout.failed and error.__name__ in str(rollout.error) for rollout in rollouts)
+
+
 def test_a_policy_that_returns_too_few_actions_is_told_so():
     policy = BatchedPolicy(lambda obs: obs[:1, 0], max_wait_s=60.0)
     with ParallelEnvironmentExecutor(max_workers=3, on_error="skip") as executor:

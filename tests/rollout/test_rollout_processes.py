@@ -1,13 +1,17 @@
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 
+import psutil
 import pytest
 from rollout_helpers import Counter
 
-from envfleet.errors import BadArgument, NotPicklable
+from envfleet.errors import BadArgument, FleetClosed, NotPicklable
 from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerDied
+from envfleet.rollout.processes import ProcessWorkers, dumps
 
 
 def factory(length, **kwargs):
@@ -72,8 +76,6 @@ def test_errors_of_the_worker_come_back_with_their_address():
 
 
 def test_what_cannot_travel_or_be_kept_is_refused():
-    import threading
-
     with pytest.raises(BadArgument, match="max_rate"):
         ParallelRolloutCollector("process", max_rate=3.0)
     lock = threading.Lock()
@@ -106,14 +108,61 @@ def test_an_unguarded_script_works_and_workers_die_with_it(tmp_path):
         )
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    pid = int(done.stdout)
-    import psutil
+    assert gone(int(done.stdout))
 
+
+def hang():
+    threading.Event().wait(1000)
+
+
+def gone(pid):
     try:
         psutil.Process(pid).wait(timeout=20)
     except psutil.NoSuchProcess:
         pass
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_call_that_takes_too_long_is_killed_and_the_next_gets_a_new_process(no_leaks):
+    with ProcessWorkers(1) as pool:
+        first = pool.submit(os.getpid).result()
+        with pytest.raises(WorkerDied, match="longer than"):
+            pool.submit_shared(dumps((hang, (), {}), "the call"), None, None, None, 0.2).result()
+        assert gone(first) and pool.submit(os.getpid).result() != first
+
+
+def test_shutdown_ends_calls_that_run(no_leaks):
+    pool = ProcessWorkers(1)
+    pid = pool.submit(os.getpid).result()
+    stuck = pool.submit(hang)
+    assert pool.shutdown(timeout=0.1) and gone(pid)
+    with pytest.raises(WorkerDied):
+        stuck.result()
+    with pytest.raises(FleetClosed):
+        pool.submit(os.getpid)
+
+
+def test_a_killed_keeper_takes_its_workers_along_and_another_one_follows(no_leaks):
+    with ProcessWorkers(1) as pool:
+        pid = pool.submit(os.getpid).result()
+        psutil.Process(pid).parent().kill()
+        assert gone(pid) and pool.submit(os.getpid).result() != pid
+
+
+def test_dropping_the_pool_ends_its_processes():
+    pool = ProcessWorkers(1)
+    pid = pool.submit(os.getpid).result()
+    del pool
+    gc.collect()
+    assert gone(pid)
+
+
+def test_an_answer_that_cannot_travel_is_told_in_words():
+    policy = BatchedPolicy(lambda obs: [threading.Lock() for _ in obs])
+    with ParallelRolloutCollector("process", max_workers=1, on_error="skip") as collector:
+        (rollout,) = collector.collect([factory(2)], policy)
+        (again,) = collector.collect([factory(2)], agent)
+    assert "cannot travel" in str(rollout.error) and len(again) == 2
 
 
 @pytest.mark.parametrize("mode", ["thread", "async", "process"])
@@ -124,8 +173,6 @@ def test_nothing_is_left_behind(mode, no_leaks):
 
 
 def test_what_an_environment_started_ends_with_its_worker():
-    import psutil
-
     def factory():
         import subprocess
 
@@ -144,8 +191,4 @@ def test_what_an_environment_started_ends_with_its_worker():
         (rollout,) = collector.collect([factory], lambda obs, done: 0)
         pid = rollout.observations[-1]
         assert psutil.pid_exists(pid)
-    try:
-        psutil.Process(pid).wait(timeout=20)
-    except psutil.NoSuchProcess:
-        pass
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert gone(pid)

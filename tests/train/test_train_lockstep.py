@@ -19,12 +19,13 @@ class Doubted(Policy):
     answers_fit = False
 
 
-def collected(kind: type[Policy], **changes):
+def collected(kind: type[Policy], timing: bool = False, **changes):
     import gymnasium as gym
 
     columns = {"action_mask": gym.spaces.MultiBinary(2)} if changes.get("env") is MaskedByInfo else {}
     with PPOTrainer(config(**changes, columns=columns)) as trainer:
         trainer.policy.__class__ = kind
+        trainer.collector._clock.on = timing
         segments = [trainer.collector.segment(16) for _ in range(4)]
         assert lockstep.fits(trainer.collector._segments) == (kind is Policy)
         return segments, trainer.collector.ledger
@@ -42,7 +43,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_short_and_long_way_agree(case):
-    short, short_ledger = collected(Policy, **CASES[case])
+    short, short_ledger = collected(Policy, timing=True, **CASES[case])
     long, long_ledger = collected(Doubted, **CASES[case])
     if case != "faults":  # how often a slot may be restarted is the fleet's business
         assert str(short_ledger) == str(long_ledger)

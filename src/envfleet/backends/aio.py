@@ -21,7 +21,7 @@ import numpy as np
 from envfleet.backends.base import Finished, Loss
 from envfleet.backends.done import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.backends.pool import DaemonPool
+from envfleet.backends.pool import DaemonPool, outcome
 from envfleet.recipe import Recipe
 from envfleet.slab import Slots
 from envfleet.slot import Calls, SlotLife, drive
@@ -102,7 +102,7 @@ class AioBackend(LocalBackend):
                 if _is_coroutine(function):
                     result = await function(*args, **kwargs)
                 else:
-                    result, error = await self._loop.run_in_executor(self._pool, _outcome, function, args, kwargs)
+                    result, error = await self._loop.run_in_executor(self._pool, outcome, function, args, kwargs)
                     if error is not None:
                         life.fail(error)
                         return
@@ -195,7 +195,7 @@ class AioBackend(LocalBackend):
                 self._stuck.append((slot, phase))
         for slot, phase in self._stuck:
             problems.append((slot, Failure(phase, f"its call is still stuck in {phase} and cannot be ended", "")))
-        self._pool.shutdown(wait=not self._stuck)
+        self._pool.shutdown(wait=not self._stuck, timeout_s=5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
@@ -221,14 +221,6 @@ class AioBackend(LocalBackend):
             except (Exception, SystemExit) as error:
                 problems.append((life.slot, Failure.of(error, "close")))
             self.pulses[life.slot].enter(-1, "idle")
-
-
-def _outcome(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
-    """A call's result or error as a value: futures cannot carry every exception (StopIteration, KeyboardInterrupt)."""
-    try:
-        return function(*args, **kwargs), None
-    except BaseException as error:
-        return None, error
 
 
 def _is_async(env: Any) -> bool:

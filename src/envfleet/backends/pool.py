@@ -1,59 +1,110 @@
 """A thread pool that never keeps the interpreter alive.
 
-The standard library's pool joins its threads at exit; one stuck call would then hang the program for good.
+The standard library's pool joins its threads at exit, for as long as that takes: one stuck call would then hang the
+program for good. These threads are daemons, and the shutdown is bounded.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from envfleet.errors import BadArgument, FleetClosed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Job = tuple["Future[Any] | None", Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class DaemonPool(Executor):
     """At most `size` daemon threads, started as they are needed.
 
     Example:
-        >>> pool = DaemonPool(2)
-        >>> pool.submit(sum, [1, 2]).result()
-        3
-        >>> pool.shutdown()
+        >>> with DaemonPool(2) as pool:
+        ...     pool.submit(max, 1, 2).result()
+        2
     """
 
     def __init__(self, size: int, name: str = "envfleet-pool") -> None:
+        if size < 1:
+            raise BadArgument(f"a pool needs at least 1 thread, got {size}")
         self.size = size
         self._name = name
-        self._jobs: SimpleQueue[Any] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._idle = threading.Semaphore(0)
+        self._desk = _Desk()
+        self._closed = False
+        # The threads know the desk only, so a pool nobody refers to any more can go, and they with it.
+        weakref.finalize(self, self._desk.dismiss)
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a call in one of the threads."""
-        future: Future[Any] = Future()
-        self._put((future, function, args, kwargs))
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Queue a call and return its future."""
+        future: Future[T] = Future()
+        self._put((future, fn, args, kwargs))
         return future
 
     def run(self, function: Callable[..., None], *args: Any) -> None:
         """Run a call of which nobody waits for the result; it must not raise."""
         self._put((None, function, args, {}))
 
-    def _put(self, job: tuple[Future[Any] | None, Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> None:
-        self._jobs.put(job)
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self.size:
-            thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def _put(self, job: Job) -> None:
+        desk = self._desk
+        with desk.lock:
+            if self._closed:
+                raise FleetClosed("the executor")
+            desk.queue.put(job)
+            if desk.idle > 0:
+                desk.idle -= 1  # promised to this call
+            elif len(desk.threads) < self.size:
+                thread = threading.Thread(target=desk.work, name=f"{self._name}-{len(desk.threads)}", daemon=True)
+                desk.threads.append(thread)
+                thread.start()
 
     def grow(self) -> None:
         """Allow one more thread: one of them is stuck for good."""
         self.size += 1
 
-    def _work(self) -> None:
+    def shutdown(  # type: ignore[override]
+        self,
+        wait: bool = True,
+        *,
+        cancel_futures: bool = False,
+        timeout: float | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Take no more work; with `wait`, join the threads, at most this long. True when all have ended."""
+        with self._desk.lock:
+            self._closed = True
+            threads = list(self._desk.threads)
+        if cancel_futures:
+            self._desk.cancel_queued()
+        self._desk.dismiss()
+        limit = timeout_s if timeout_s is not None else timeout
+        deadline = None if limit is None else time.monotonic() + limit
+        if wait:
+            for thread in threads:
+                if thread is not threading.current_thread():
+                    thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+
+class _Desk:
+    """What a pool and its threads share."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.threads: list[threading.Thread] = []
+        self.idle = 0
+        self.dismissed = False
+
+    def work(self) -> None:
+        """A thread's life: calls until the sentinel."""
         while True:
-            job = self._jobs.get()
+            job = self.queue.get()
             if job is None:
                 return
             future, function, args, kwargs = job
@@ -61,16 +112,50 @@ class DaemonPool(Executor):
                 function(*args, **kwargs)
             elif future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function(*args, **kwargs))
+                    result = function(*args, **kwargs)
                 except BaseException as error:
                     future.set_exception(error)
-            del future, job
-            self._idle.release()
+                    del error
+                else:
+                    future.set_result(result)
+                    del result
+            del job, future, function, args, kwargs  # the idle thread must not keep the last episode alive
+            with self.lock:
+                self.idle += 1
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, timeout_s: float = 5.0) -> None:
-        """End the threads; waits for them at most `timeout_s`."""
-        for _ in self._threads:
-            self._jobs.put(None)
-        deadline = time.monotonic() + (timeout_s if wait else 0.0)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def dismiss(self) -> None:
+        """Let every thread end when its queue is done; once."""
+        with self.lock:
+            if self.dismissed:
+                return
+            self.dismissed = True
+            for _ in self.threads:
+                self.queue.put(None)
+
+    def cancel_queued(self) -> None:
+        """Cancel what no thread has begun."""
+        sentinels = 0
+        while True:
+            try:
+                job = self.queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                sentinels += 1
+            elif job[0] is not None:
+                job[0].cancel()
+        for _ in range(sentinels):
+            self.queue.put(None)
+
+
+def outcome(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    """A call's result or error as a value: futures cannot carry every exception (StopIteration, KeyboardInterrupt).
+
+    Example:
+        >>> outcome(next, (iter([]),), {})
+        (None, StopIteration())
+    """
+    try:
+        return function(*args, **kwargs), None
+    except BaseException as error:
+        return None, error

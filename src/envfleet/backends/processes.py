@@ -343,7 +343,7 @@ class ProcessBackend(Backend):
         try:
             checked_pid(worker.pid)
             os.kill(worker.pid, STACK_SIGNAL)
-        except ProcessLookupError:
+        except ProcessLookupError:  # it has ended by itself: no stack is left to show
             return ""
         deadline = time.monotonic() + 1.0
         size = -1

@@ -123,8 +123,15 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
             keep_infos=args.infos,
             env_name=args.env,
         )
-        for rollout in collector.episodes(args.episodes, skip=writer.ids, progress=True):
-            writer.add(rollout)
+        try:
+            for rollout in collector.episodes(args.episodes, skip=writer.ids, progress=True):
+                writer.add(rollout)
+        except KeyboardInterrupt:
+            if args.out is not None:
+                print(
+                    f"{len(writer.ids)} of {args.episodes} episodes are in {args.out}; the same command makes the others"
+                )
+            raise
         print(collector.stats())
         print(f"ledger: {collector.ledger}")
         print(f"verdict: {collector.verdict().sentence}")

@@ -204,7 +204,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except importlib.metadata.PackageNotFoundError:  # not installed, and shown as such
         return None
 
 
@@ -246,7 +246,7 @@ def _open_files() -> int | None:
 def _free_bytes(path: str) -> int | None:
     try:
         return shutil.disk_usage(path).free
-    except OSError:
+    except OSError:  # no such place on this system
         return None
 
 

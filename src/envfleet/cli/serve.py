@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         server.run()
     except KeyboardInterrupt:
-        pass
+        pass  # the usual way to end a server
     finally:
         server.close()
     return 0

@@ -72,7 +72,7 @@ def _in_registry(name: str) -> bool:
 
     try:
         gym.spec(name)
-    except gym.error.Error:
+    except gym.error.Error:  # no such id; the caller suggests near ones
         return False
     except ModuleNotFoundError:  # "plugin:Id-v0" whose plugin is absent
         return False

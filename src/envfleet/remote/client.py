@@ -321,7 +321,7 @@ class AsyncEnvClient:
                 try:
                     await asyncio.wait_for(woken.wait(), choice)
                 except TimeoutError:
-                    pass
+                    pass  # nobody called: look at the table again
         finally:
             self._table.leave(ticket)
             self.stats.waited_s += time.monotonic() - started

@@ -113,7 +113,7 @@ def auto_observation(mode: str, schema: Mapping[str, Any], length: int) -> Obser
         return observation_view(mode, schema, length)
     try:
         return observation_view("json", schema, length)
-    except BadArgument:
+    except BadArgument:  # the schema describes no space
         return observation_view("raw_text", schema, length)
 
 

@@ -109,7 +109,7 @@ def encode_binary(message: dict[str, Any]) -> str | bytes:
     try:
         return _text_unless_array(message)
     except _HasArray:
-        pass
+        pass  # raw bytes then, below
     arrays: list[np.ndarray[Any, Any]] = []
 
     def default(value: Any) -> Any:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
+from envfleet.backends.pool import DaemonPool
 from envfleet.errors import FleetClosed
-from envfleet.rollout.drive import Job, drive, drive_async, is_async, rollout_steps
+from envfleet.rollout.drive import Job, Threads, drive, drive_async, is_async, rollout_steps
 from envfleet.rollout.episode import Rollout, Rollouts
-from envfleet.rollout.executors import JobRunner, make_jobs, policy_places
+from envfleet.rollout.executors import JobRunner, listed, make_jobs, policy_places
+from envfleet.rollout.handover import Handover
+from envfleet.rollout.loops import LoopThread
 from envfleet.rollout.policy import BatchedPolicy
-from envfleet.rollout.pool import LoopThread, WorkerThreads
 
 
 class AsyncParallelExecutor(JobRunner):
     """Collect rollouts on an event loop: thousands of waiting clients cost no thread each.
 
-    `await collect_rollouts(...)` runs on the caller's loop, `run(...)` on one of its own, so that it works
-    from sync code. Clients and agents that are not `async def` run on the executor's own threads, as many as
-    `max_concurrency`. `inline_agent=True` calls a sync agent on the loop itself, which saves a hop to a thread and back
-    per step; such an agent must never block. The other arguments are those of `ParallelEnvironmentExecutor`.
+    `await collect_rollouts(...)` runs on the caller's loop, `run(...)` and `run_iter(...)` on one of its own, so that they
+    work from sync code. Clients and agents that are not `async def` run on the executor's own threads, as many as
+    `max_concurrency`; quick calls share a hop to a thread and back. `inline_agent=True` calls a sync agent on the loop
+    itself, which saves that hop; such an agent must never block. The other arguments are those of
+    `ParallelEnvironmentExecutor`.
 
     Example:
         >>> class Client:
@@ -36,12 +39,11 @@ class AsyncParallelExecutor(JobRunner):
     def __init__(self, max_concurrency: int = 64, inline_agent: bool = False, **rules: Any) -> None:
         super().__init__(**rules)
         self.max_concurrency = max_concurrency
-        self.executor: WorkerThreads = WorkerThreads(max_concurrency)
+        self.executor: DaemonPool = DaemonPool(max_concurrency, "envfleet-rollout")
         self._loop = LoopThread()
         self.inline_agent = inline_agent
-        # Locks and places belong to one loop each: the caller's may be another one every time.
-        self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
-        self._busy: dict[tuple[asyncio.AbstractEventLoop, int], tuple[asyncio.Lock, int]] = {}
+        # Places, threads and locks belong to one loop each: the caller's may be another one every time.
+        self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
 
     @property
     def concurrency(self) -> int:
@@ -52,8 +54,7 @@ class AsyncParallelExecutor(JobRunner):
         self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Any
     ) -> Rollout:
         """Collect one rollout on the running loop."""
-        listed = {f"{name}s" if name != "reset_kwargs" else name: [value] for name, value in options.items()}
-        return (await self.collect_rollouts([client], agent_fn, max_steps, [env_name], **listed))[0]
+        return (await self.collect_rollouts([client], agent_fn, max_steps, [env_name], **listed(options)))[0]
 
     async def collect_rollouts(
         self,
@@ -85,28 +86,6 @@ class AsyncParallelExecutor(JobRunner):
                 yield rollout
         self.checked(failed)
 
-    def run(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Rollouts:
-        """`collect_rollouts` for sync code, on the executor's own loop (the same one every time)."""
-        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
-
-    def run_iter(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Iterator[Rollout]:
-        """`iter_rollouts` for sync code."""
-        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
-
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout on the executor's own loop."""
         return self._loop.submit(self._run_job(job))
@@ -130,22 +109,19 @@ class AsyncParallelExecutor(JobRunner):
 
     async def _run_job(self, job: Job) -> Rollout:
         loop = asyncio.get_running_loop()
-        gate = self._gates.get(loop)
-        if gate is None:
-            self._forget_closed_loops()
-            gate = self._gates[loop] = asyncio.Semaphore(self.max_concurrency)
+        place = self._places.get(loop)
+        if place is None:
+            self._places = {other: there for other, there in self._places.items() if not other.is_closed()}
+            place = self._places[loop] = _Place(self.max_concurrency, self.executor, self.inline_agent)
         steps = rollout_steps(job, self.rules)
-        async with gate, self._one_at_a_time(loop, job.client):
+        async with place.gate, _HeldClient(place.busy, id(job.client)):
             if self._blocking(job):
                 # Nothing here can be awaited: the whole episode on one thread saves two hops a step.
                 def bridge(awaitable: Any) -> Any:
                     return asyncio.run_coroutine_threadsafe(_await(awaitable), loop).result()
 
                 return await loop.run_in_executor(self.executor, lambda: drive(steps, self.rules.throttle, bridge))
-            return await drive_async(steps, self.rules.throttle, self.executor, self.inline_agent)
-
-    def _one_at_a_time(self, loop: asyncio.AbstractEventLoop, client: Any) -> _HeldClient:
-        return _HeldClient(self._busy, (loop, id(client)))
+            return await drive_async(steps, self.rules.throttle, place.threads)
 
     @staticmethod
     def _blocking(job: Job) -> bool:
@@ -153,10 +129,6 @@ class AsyncParallelExecutor(JobRunner):
         factory_async = job.from_factory and not isinstance(job.client, type) and is_async(job.client)
         agent_async = is_async(job.agent) or isinstance(job.agent, BatchedPolicy)
         return not (client_async or factory_async or agent_async)
-
-    def _forget_closed_loops(self) -> None:
-        for loop in [loop for loop in self._gates if loop.is_closed()]:
-            del self._gates[loop]
 
     def _end(self, wait: bool, timeout_s: float | None) -> bool:
         ended = self.executor.shutdown(wait=wait, cancel_futures=True, timeout=timeout_s)
@@ -169,10 +141,19 @@ class AsyncParallelExecutor(JobRunner):
         await asyncio.get_running_loop().run_in_executor(None, self.__exit__, *exception)
 
 
+class _Place:
+    """What the rollouts on one event loop share."""
+
+    def __init__(self, max_concurrency: int, pool: DaemonPool, inline_agent: bool) -> None:
+        self.gate = asyncio.Semaphore(max_concurrency)
+        self.threads = Threads(client=Handover(pool), agent=None if inline_agent else Handover(pool))
+        self.busy: dict[int, tuple[asyncio.Lock, int]] = {}
+
+
 class _HeldClient:
     """One episode at a time per client object on this loop."""
 
-    def __init__(self, busy: dict[Any, tuple[asyncio.Lock, int]], key: Any) -> None:
+    def __init__(self, busy: dict[int, tuple[asyncio.Lock, int]], key: int) -> None:
         self._busy, self._key = busy, key
 
     async def __aenter__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -13,7 +14,12 @@ import numpy.typing as npt
 
 from envfleet.rollout.stats import LatencyHistogram
 
-SAMPLE_S = 0.005  # a look costs some 10 µs, so looking takes a fifth of a percent
+SAMPLE_S = 0.005  # the shortest pause between two looks at the workers
+#: What measuring may cost. A round sent slot by slot takes some milliseconds more. A look takes 0.1 ms, and where every
+#: core is busy some milliseconds, for which the interpreter lock may be kept from the collector. Both are measured
+#: themselves, and done as seldom as this share of the time asks for.
+SHARE = 0.004
+_FREE_LOOKS = 20  # the first come without regard to their cost, so that short collections have a verdict, too
 
 
 @dataclass(frozen=True)
@@ -123,12 +129,15 @@ class _Samples:
 
     pulses: Any
     num_workers: int
-    busy: npt.NDArray[np.int64]  # [slot] looks that found a worker in this slot
+    busy_s: npt.NDArray[np.float64]  # [slot] every look stands for the pause before it
+    evidence: npt.NDArray[np.int64]  # [slot] looks that found a worker in this slot
     calls: LatencyHistogram  # per slot: how long a call had lasted when last seen
     looks: int = 0
-    waiting_looks: int = 0  # looks while the collector waited for the fleet
-    handing_looks: int = 0  # of those: no worker was at work, so rows were on their way
-    waiting_busy: int = 0  # workers at work, summed over the others
+    pause_s: float = SAMPLE_S
+    cost_s: float = 0.0  # of a look, of late: from the moment it was due to its end
+    waiting_s: float = 0.0  # of looks while the collector waited for the fleet
+    handing_s: float = 0.0  # of those: no worker was at work, so rows were on their way
+    waiting_busy_s: float = 0.0  # workers at work, summed over the others
     waiting: bool = False
     paused: bool = False  # the caller has the word: whatever workers do then is not our waiting
     stop: threading.Event = field(default_factory=threading.Event)
@@ -137,7 +146,6 @@ class _Samples:
         now = time.monotonic()
         self.looks += 1
         waiting = self.waiting
-        self.waiting_looks += waiting
         at_work = 0
         for worker, pulse in enumerate(self.pulses()):
             slot, _, since = pulse.read()
@@ -146,33 +154,49 @@ class _Samples:
                 self.calls.add([before[2]], before[0])  # that call is over: keep how long it was seen to last
                 del seen[worker]
             if slot >= 0:
-                self.busy[slot] += 1
+                self.busy_s[slot] += self.pause_s
+                self.evidence[slot] += 1
                 at_work += 1
                 seen[worker] = (slot, since, now - since)
         if waiting:
-            self.handing_looks += at_work == 0
-            self.waiting_busy += at_work
+            self.waiting_s += self.pause_s
+            self.handing_s += self.pause_s * (at_work == 0)
+            self.waiting_busy_s += self.pause_s * at_work
+
+    def spent(self, seconds: float) -> None:
+        """A look took so long: sets the pause before the next one."""
+        self.cost_s += (seconds - self.cost_s) / min(self.looks + 1, 20)
+        if self.looks > _FREE_LOOKS:
+            self.pause_s = min(1.0, max(SAMPLE_S, self.cost_s / SHARE))
 
 
 def _sample(samples: _Samples) -> None:
     seen: dict[int, tuple[int, float, float]] = {}
-    while not samples.stop.wait(SAMPLE_S):
+    due = time.monotonic() + samples.pause_s
+    while not samples.stop.wait(max(0.0, due - time.monotonic())):
         if not samples.paused:
             samples.look(seen)
+        now = time.monotonic()
+        samples.spent(now - due)
+        due = now + samples.pause_s
 
 
 class Clock:
     """The stopwatch of one collector: adds up its own phases, and looks at the workers now and then.
 
-    Workers publish which slot they are in and since when. A thread looks there every 5 ms while something
-    is being collected; on the serial backend, which has no workers, every 256th round is sent slot by slot
-    and timed.
+    Workers publish which slot they are in and since when. A thread looks there while something is being collected; on
+    the serial backend, which has no workers, some rounds are sent slot by slot and timed. Both happen as often as
+    `SHARE` of the time allows, and no more than every 5 ms or fourth round.
     """
 
     def __init__(self, fleet: Any, on: bool = True, mode: str = "sync") -> None:
         self.on, self.mode = on, mode
         self.policy_s = self.send_s = self.wait_s = self.book_s = 0.0
         self.rounds = 0
+        self._timing = False  # whether this round's slots are timed one by one
+        self._num_timed = 0  # rounds so far that were
+        self._quickest_s = {False: math.inf, True: math.inf}  # round without and with such timing
+        self._before_s = 0.0
         self.steps = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         backend = fleet._backend
         self.serial = fleet.plan.backend == "serial"
@@ -181,7 +205,8 @@ class Clock:
         self.samples = _Samples(
             pulses=lambda: backend.pulses,
             num_workers=max(1, fleet.plan.num_workers),
-            busy=np.zeros(fleet.num_envs, dtype=np.int64),
+            busy_s=np.zeros(fleet.num_envs),
+            evidence=np.zeros(fleet.num_envs, dtype=np.int64),
             calls=LatencyHistogram(fleet.num_envs),
         )
         self._thread: threading.Thread | None = None
@@ -201,15 +226,27 @@ class Clock:
             self._thread.join()
             self._thread = None
 
-    @property
-    def time_this_round(self) -> bool:
-        """Whether the slots of this round are to be timed one by one: early ones (but the first), then every 256th."""
-        if not self.on or not self.serial or self.rounds < 2:
-            return False
-        return self.rounds % 256 == 0 or self.rounds & (self.rounds - 1) == 0
+    def begin_round(self) -> bool:
+        """Count a round; True when its slots are to be timed one by one: three early ones, then what `SHARE` allows."""
+        total_s = self.send_s + self.wait_s
+        if self.rounds:
+            quickest = self._quickest_s
+            quickest[self._timing] = min(quickest[self._timing], total_s - self._before_s)
+        self._before_s = total_s
+        self.rounds += 1
+        self._timing = self.on and self.serial and self._is_due(total_s)
+        return self._timing
+
+    def _is_due(self, total_s: float) -> bool:
+        if self.rounds in (2, 4, 8) or self.rounds % 4:
+            return self.rounds in (2, 4, 8)
+        # The quickest rounds of both kinds are compared: in the others the operating system had a hand.
+        extra_s = max(0.0, self._quickest_s[True] - self._quickest_s[False]) * self._num_timed
+        return extra_s <= SHARE * (self.policy_s + total_s + self.book_s)
 
     def timed(self, slots: Any, seconds: list[float]) -> None:
         """Count steps that were timed one by one."""
+        self._num_timed += 1
         self._timed.add(seconds, slots)
 
     def verdict(self) -> Verdict:
@@ -219,9 +256,9 @@ class Clock:
             env, slowest = self.send_s + self.wait_s, 0.0
             transfer = self.book_s
         else:
-            looks = max(1, samples.waiting_looks)
-            handing = samples.handing_looks / looks
-            working = samples.waiting_busy / (looks * samples.num_workers)
+            looked = max(SAMPLE_S, samples.waiting_s)
+            handing = samples.handing_s / looked
+            working = samples.waiting_busy_s / (looked * samples.num_workers)
             env, slowest = self.wait_s * working, self.wait_s * max(0.0, 1.0 - handing - working)
             transfer = self.send_s + self.book_s + self.wait_s * handing
         seconds = {"policy": self.policy_s, "env": env, "slowest": slowest, "transfer": transfer}
@@ -237,7 +274,7 @@ class Clock:
             mean = self._timed.percentile(50, slot) if few else float(self._timed.total_s[slot]) / max(1, count)
             worst = self._timed.percentile(99, slot) if count else 0.0
             return SlotTime(slot, steps, mean * steps, mean, worst, count)
-        busy = float(self.samples.busy[slot]) * SAMPLE_S
+        busy = float(self.samples.busy_s[slot])
         calls = self.samples.calls
         # Calls nobody saw were shorter than the pause between two looks: rank 99 % among all steps, seen or
         # not.
@@ -245,6 +282,8 @@ class Clock:
         unseen = max(0, steps - seen)
         rank = 0.99 * (unseen + seen) - unseen
         worst = (
-            calls.percentile(100.0 * rank / seen, slot) if seen and rank > 0 else min(SAMPLE_S, busy / max(1, steps))
+            calls.percentile(100.0 * rank / seen, slot)
+            if seen and rank > 0
+            else min(self.samples.pause_s, busy / max(1, steps))
         )
-        return SlotTime(slot, steps, busy, busy / max(1, steps), worst, int(self.samples.busy[slot]))
+        return SlotTime(slot, steps, busy, busy / max(1, steps), worst, int(self.samples.evidence[slot]))

@@ -7,24 +7,27 @@ record. A driver only moves control: `drive` on a thread, `drive_async` on an ev
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from envfleet.errors import BadArgument
 from envfleet.rollout.episode import Rollout
 from envfleet.rollout.errors import AgentFailed, ClientFailed, RolloutFailed
+from envfleet.rollout.handover import Handover
+from envfleet.rollout.policy import BatchedPolicy
 from envfleet.rollout.results import StepResult, own, parse_reset, parse_step
 from envfleet.rollout.throttle import Throttle
 
 OnError = Literal["raise", "skip", "retry"]
+
+#: What fails a rollout. An agent or a client that calls sys.exit() has failed; it does not end the program.
+CALL_ERRORS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Job:
         return arguments
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
     """Something the driver has to do: call `function` (and note how long it took), or wait."""
 
@@ -102,6 +105,7 @@ class Request:
     kwargs: dict[str, Any] = field(default_factory=dict)
     client: Any = None  # set for requests to the environment: these are throttled
     is_agent: bool = False
+    awaited: bool | None = None  # whether calling it gives a coroutine; None: nobody has looked yet
     wait_s: float = 0.0
     seconds: float = 0.0
 
@@ -111,6 +115,13 @@ class Stopped(Exception):
 
 
 Steps = Generator[Request, Any, Rollout]
+
+
+class Threads(NamedTuple):
+    """Where the sync calls of an event loop run: apart, since clients wait; an agent of None runs on the loop."""
+
+    client: Handover
+    agent: Handover | None
 
 
 def rollout_steps(job: Job, rules: Rules) -> Steps:
@@ -140,7 +151,7 @@ def rollout_steps(job: Job, rules: Rules) -> Steps:
 def _build(job: Job) -> Generator[Request, Any, Any]:
     try:
         return (yield Request(job.client))
-    except Exception as error:
+    except CALL_ERRORS as error:
         raise ClientFailed(f"building the client raised {_text(error)}", env_name=job.env_name, phase="init") from error
 
 
@@ -149,24 +160,25 @@ def _close(client: Any) -> Generator[Request, Any, None]:
     if callable(close):
         try:
             yield Request(close)
-        except Exception:  # the episode is complete; a failing farewell must not undo it
+        except CALL_ERRORS:  # the episode is complete; a failing farewell must not undo it
             pass
 
 
 def _episode(job: Job, rules: Rules, client: Any, rollout: Rollout, begin: float) -> Generator[Request, Any, None]:
-    result = yield from _ask_client(job, client, "reset", -1, parse_reset, (), job.reset_arguments(client))
+    arguments = job.reset_arguments(client)
+    result, _ = yield from _ask_client(job, client, "reset", -1, parse_reset, (), arguments)
     rollout.observations.append(own(result.obs))
     rollout.reset_info = result.info
     space = getattr(client, "action_space", None) if rules.check_actions else None
     done = result.terminated or result.truncated
+    awaited = is_async(getattr(client, "step", None)), is_async(_asker(job.agent))  # once, not at every step
     step = 0
     while not done and step < job.max_steps:
         if job.stop.is_set():
             error = ClientFailed("the collection was stopped", env_name=job.env_name, phase="stopped", step=step)
             raise error from Stopped()
-        action = yield from _ask_agent(job, result.obs, done, space, step)
-        request: list[Request] = []
-        result = yield from _ask_client(job, client, "step", step, parse_step, (action,), {}, request)
+        action = yield from _ask_agent(job, result.obs, done, space, step, awaited[1])
+        result, seconds = yield from _ask_client(job, client, "step", step, parse_step, (action,), {}, awaited[0])
         step += 1
         done = result.terminated or result.truncated
         cut = not done and step >= job.max_steps
@@ -176,7 +188,7 @@ def _episode(job: Job, rules: Rules, client: Any, rollout: Rollout, begin: float
         rollout.truncated.append(result.truncated or cut)
         rollout.observations.append(own(result.obs))
         rollout.infos.append(result.info)
-        rollout.step_latencies.append(request[0].seconds)
+        rollout.step_latencies.append(seconds)
         if rules.rollout_timeout_s is not None and not done and time.perf_counter() - begin > rules.rollout_timeout_s:
             message = f"the rollout ran longer than rollout_timeout_s={rules.rollout_timeout_s:g}"
             raise ClientFailed(message, env_name=job.env_name, phase="timeout", step=step) from TimeoutError(message)
@@ -190,23 +202,21 @@ def _ask_client(
     parse: Callable[[Any], StepResult],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    keep: list[Request] | None = None,
-) -> Generator[Request, Any, StepResult]:
+    awaited: bool | None = None,
+) -> Generator[Request, Any, tuple[StepResult, float]]:
     try:
-        request = Request(getattr(client, phase), args, kwargs, client=client)
-        if keep is not None:
-            keep.append(request)
-        return parse((yield request))
-    except Exception as error:
+        request = Request(getattr(client, phase), args, kwargs, client=client, awaited=awaited)
+        return parse((yield request)), request.seconds
+    except CALL_ERRORS as error:
         message = f"{phase}() raised {_text(error)}"
         raise ClientFailed(message, env_name=job.env_name, phase=phase, step=step) from error
 
 
-def _ask_agent(job: Job, obs: Any, done: bool, space: Any, step: int) -> Generator[Request, Any, Any]:
+def _ask_agent(job: Job, obs: Any, done: bool, space: Any, step: int, awaited: bool) -> Generator[Request, Any, Any]:
     where = {"env_name": job.env_name, "phase": "agent", "step": step}
     try:
-        action = yield Request(job.agent, (obs, done), is_agent=True)
-    except Exception as error:
+        action = yield Request(job.agent, (obs, done), is_agent=True, awaited=awaited)
+    except CALL_ERRORS as error:
         raise AgentFailed(f"the agent raised {_text(error)}", **where) from error  # type: ignore[arg-type]
     if action is None:
         raise AgentFailed("the agent returned None instead of an action", **where)  # type: ignore[arg-type]
@@ -222,7 +232,7 @@ def _contains(space: Any, action: Any) -> bool:
         return True
     try:
         return bool(contains(action))
-    except Exception:
+    except Exception:  # spaces raise at what they cannot compare: that is no action of theirs either
         return False
 
 
@@ -237,7 +247,7 @@ def drive(steps: Steps, throttle: Throttle, bridge: Callable[[Awaitable[Any]], A
         while True:
             try:
                 answer = _perform(request, throttle, bridge)
-            except Exception as error:
+            except CALL_ERRORS as error:
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
@@ -266,14 +276,14 @@ def _timed(request: Request, bridge: Callable[[Awaitable[Any]], Any]) -> Any:
     return answer
 
 
-async def drive_async(steps: Steps, throttle: Throttle, pool: Executor, inline_agent: bool) -> Rollout:
-    """Perform a rollout on the running loop; what is not `async def` goes to `pool`, for it may block."""
+async def drive_async(steps: Steps, throttle: Throttle, threads: Threads) -> Rollout:
+    """Perform a rollout on the running loop; what is not `async def` goes to `threads`, for it may block."""
     try:
         request = next(steps)
         while True:
             try:
-                answer = await _perform_async(request, throttle, pool, inline_agent)
-            except Exception as error:
+                answer = await _perform_async(request, throttle, threads)
+            except CALL_ERRORS as error:
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
@@ -282,31 +292,35 @@ async def drive_async(steps: Steps, throttle: Throttle, pool: Executor, inline_a
         return rollout
 
 
-async def _perform_async(request: Request, throttle: Throttle, pool: Executor, inline_agent: bool) -> Any:
+async def _perform_async(request: Request, throttle: Throttle, threads: Threads) -> Any:
     if request.function is None:
         await asyncio.sleep(request.wait_s)
         return None
     if request.client is not None and throttle.active:
         async with throttle.request_async(request.client):
-            return await _timed_async(request, pool, inline_agent)
-    return await _timed_async(request, pool, inline_agent)
+            return await _timed_async(request, threads)
+    return await _timed_async(request, threads)
 
 
-async def _timed_async(request: Request, pool: Executor, inline_agent: bool) -> Any:
+async def _timed_async(request: Request, threads: Threads) -> Any:
     assert request.function is not None
     begin = time.perf_counter()
-    function: Callable[..., Any] = getattr(request.function, "ask", request.function)  # BatchedPolicy answers async
-    if is_async(function):
-        answer = await function(*request.args, **request.kwargs)
-    elif request.is_agent and inline_agent:
+    function = _asker(request.function)
+    awaited = is_async(function) if request.awaited is None else request.awaited
+    hop = None if awaited else threads.agent if request.is_agent else threads.client
+    if hop is None:
         answer = function(*request.args, **request.kwargs)
     else:
-        call = functools.partial(function, *request.args, **request.kwargs)
-        answer = await asyncio.get_running_loop().run_in_executor(pool, call)
+        answer = await hop.call(function, *request.args, **request.kwargs)
     if inspect.isawaitable(answer):
         answer = await answer
     request.seconds = time.perf_counter() - begin
     return answer
+
+
+def _asker(agent: Any) -> Any:
+    """What async code calls: a batched policy has a coroutine for it."""
+    return agent.ask if isinstance(agent, BatchedPolicy) else agent
 
 
 def is_async(function: Any) -> bool:

@@ -87,9 +87,8 @@ class Engine:
         """Send; remembered as one group."""
         clock = self.clock
         begin = time.perf_counter()
-        clock.rounds += 1
         clock.steps[slots] += 1
-        if clock.time_this_round:
+        if clock.begin_round():
             self._send_one_by_one(slots, actions)
         elif self.mode == "sync" and len(slots) == self.fleet.num_envs:
             # Nothing happens between sending all and receiving all: the fleet's `step` does both the short way.
@@ -130,6 +129,22 @@ class Engine:
             clock.wait_s += time.perf_counter() - begin
         self.out[batch.slots] = False
         return batch
+
+    def step(self, actions: Tree) -> Batch:
+        """Send all slots and receive all of them, as views; for a caller that handles them together."""
+        clock, fleet = self.clock, self.fleet
+        begin = time.perf_counter()
+        clock.steps += 1
+        clock.samples.waiting = True
+        try:
+            if not clock.begin_round():
+                return fleet.step(actions, copy=False)
+            self._send_one_by_one(fleet._all, actions)
+            self.out[:] = False
+            return fleet.recv(fleet._all, copy=False)
+        finally:
+            clock.samples.waiting = False
+            clock.wait_s += time.perf_counter() - begin
 
     def drain(self) -> None:
         """Take back what is still out, so that the fleet can be used again; what it brings belongs to nobody."""

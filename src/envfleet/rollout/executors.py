@@ -10,12 +10,13 @@ from concurrent.futures import wait as wait_futures
 from contextlib import contextmanager
 from typing import Any, Self
 
+from envfleet.backends.pool import DaemonPool
 from envfleet.errors import BadArgument, FleetClosed
 from envfleet.rollout.drive import Job, OnError, Rules, drive, rollout_steps
 from envfleet.rollout.episode import Rollout, Rollouts
 from envfleet.rollout.errors import ClientFailed, RolloutsFailed
+from envfleet.rollout.loops import LoopThread
 from envfleet.rollout.policy import BatchedPolicy
-from envfleet.rollout.pool import LoopThread, WorkerThreads
 from envfleet.rollout.throttle import Throttle
 
 
@@ -63,6 +64,16 @@ def make_jobs(
     ]
 
 
+def listed(options: dict[str, Any]) -> dict[str, list[Any]]:
+    """The options of one rollout (`seed`, `task`, `reset_kwargs`) as those of several.
+
+    Example:
+        >>> listed({"seed": 3, "reset_kwargs": {"map": 1}})
+        {'seeds': [3], 'reset_kwargs': [{'map': 1}]}
+    """
+    return {name if name == "reset_kwargs" else f"{name}s": [value] for name, value in options.items()}
+
+
 class JobRunner(ABC):
     """What all executors share: rules, order, errors, giving up; a subclass says where one job runs."""
 
@@ -101,6 +112,28 @@ class JobRunner(ABC):
     @abstractmethod
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout; the future gets its record, failed or not."""
+
+    def run(
+        self,
+        clients: Sequence[Any],
+        agent_fn: Any,
+        max_steps: int = 1000,
+        env_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Rollouts:
+        """One rollout per client, in submission order; `seeds`, `tasks`, `reset_kwargs`: one per client."""
+        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+
+    def run_iter(
+        self,
+        clients: Sequence[Any],
+        agent_fn: Any,
+        max_steps: int = 1000,
+        env_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Iterator[Rollout]:
+        """Yield rollouts as they complete; `rollout.episode` is the position of its client."""
+        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
 
     def run_jobs(self, jobs: Sequence[Job]) -> Rollouts:
         """Run jobs and return their rollouts in submission order; every one is finished before any error."""
@@ -254,7 +287,7 @@ class ParallelEnvironmentExecutor(JobRunner):
     def __init__(self, max_workers: int = 8, **rules: Any) -> None:
         super().__init__(**rules)
         self.max_workers = max_workers
-        self.executor: WorkerThreads = WorkerThreads(max_workers)
+        self.executor: DaemonPool = DaemonPool(max_workers, "envfleet-rollout")
         self._loop = LoopThread()
         self._locks = ClientLocks()
 
@@ -267,8 +300,7 @@ class ParallelEnvironmentExecutor(JobRunner):
         self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Any
     ) -> Rollout:
         """Collect one rollout on the calling thread (so that it can itself be submitted to `.executor`)."""
-        listed = {f"{name}s" if name != "reset_kwargs" else name: [value] for name, value in options.items()}
-        (job,) = make_jobs([client], agent_fn, max_steps, [env_name], **listed)
+        (job,) = make_jobs([client], agent_fn, max_steps, [env_name], **listed(options))
         with policy_places([job], 1):
             rollout = self._run_job(job)
         if rollout.error is not None and self.rules.on_error == "raise":
@@ -276,27 +308,8 @@ class ParallelEnvironmentExecutor(JobRunner):
             raise rollout.error
         return rollout
 
-    def collect_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Rollouts:
-        """One rollout per client, in submission order; `seeds`, `tasks`, `reset_kwargs`: one per client."""
-        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
-
-    def iter_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Iterator[Rollout]:
-        """Yield rollouts as they complete; `rollout.episode` is the position of its client."""
-        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+    collect_rollouts = JobRunner.run
+    iter_rollouts = JobRunner.run_iter
 
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout on a thread."""

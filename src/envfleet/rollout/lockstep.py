@@ -1,13 +1,13 @@
 """The short way of `SegmentRun.collect`, for the case a trainer is in all day long.
 
-All slots are stepped together, by a policy that vouches for its answers (`answers_fit = True`), and nobody
-times the slots. Then a row of the segment is the fleet's row: it is copied whole, once, instead of slot by slot. Ends,
+All slots are stepped together, by a policy that vouches for its answers (`answers_fit = True`). Then a row of the segment is the fleet's row: it is copied whole, once, instead of slot by slot. Ends,
 seeds, tasks and the ledger stay `SegmentRun`'s, and a row in which anything is out of the ordinary is handed to
 it as it is. The result is the same to the byte; a test compares the two ways.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def fits(run: SegmentRun) -> bool:
     engine = run.engine
     plain = all(leaf.dtype != object for _, leaf in tree_leaves(run.obs))
     trusted = bool(getattr(engine.policy, "answers_fit", False))
-    return plain and trusted and engine.mode == "sync" and not engine.clock.on and not engine._warmup
+    return plain and trusted and engine.mode == "sync" and not engine._warmup
 
 
 def collect(run: SegmentRun, num_steps: int) -> Segment:
@@ -55,7 +55,8 @@ def collect(run: SegmentRun, num_steps: int) -> Segment:
 
 
 def _step(run: SegmentRun, room: Tree, t: int, num_steps: int) -> None:
-    fleet, slots = run.fleet, run.fleet._all
+    fleet, slots, clock = run.fleet, run.fleet._all, run.engine.clock
+    begin = time.perf_counter()
     obs = _row(room, t)
     ask = Ask(
         obs=obs,
@@ -67,6 +68,7 @@ def _step(run: SegmentRun, room: Tree, t: int, num_steps: int) -> None:
         seed=run.engine.seed,
     )
     answer: Answer = run.engine._call(ask)
+    clock.policy_s += time.perf_counter() - begin
     if t == 0:
         run.segment = run._empty(num_steps, answer.actions)
         for name, values in answer.extras.items():
@@ -79,14 +81,16 @@ def _step(run: SegmentRun, room: Tree, t: int, num_steps: int) -> None:
         segment.extras[name][t] = values
     for name, values in run.columns.items():
         segment.columns[name][t] = values
-    batch = fleet.step(answer.actions, copy=False)
+    batch = run.engine.step(answer.actions)
+    begin = time.perf_counter()
     if (batch.status != READY).any() or not batch.scored.all() or run.max_steps is not None:
         run.obs = tree_map(np.array, obs)  # a copy of its own: it is written into
         run.at[:] = t
         run._take(fleet._batch(slots, True))
         _set(room, t + 1, run.obs)
-        return
-    _take(run, segment, room, t, batch)
+    else:
+        _take(run, segment, room, t, batch)
+    clock.book_s += time.perf_counter() - begin
 
 
 def _take(run: SegmentRun, segment: Segment, room: Tree, t: int, batch: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from envfleet.errors import BadArgument
 from envfleet.rollout.aio import AsyncParallelExecutor
 from envfleet.rollout.episode import Rollout, Rollouts
-from envfleet.rollout.executors import JobRunner, ParallelEnvironmentExecutor, make_jobs
+from envfleet.rollout.executors import JobRunner, ParallelEnvironmentExecutor
 from envfleet.rollout.processes import ProcessParallelExecutor
 from envfleet.rollout.stats import Stats, Stopwatch
 
@@ -54,7 +54,7 @@ class ParallelRolloutCollector:
         **options: Any,
     ) -> Rollouts:
         """One rollout per client, in submission order."""
-        return self.executor.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+        return self.executor.run(clients, agent_fn, max_steps, env_names, **options)
 
     def collect_with_stats(
         self,
@@ -78,7 +78,7 @@ class ParallelRolloutCollector:
         **options: Any,
     ) -> Iterator[Rollout]:
         """Yield rollouts as they complete."""
-        return self.executor.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+        return self.executor.run_iter(clients, agent_fn, max_steps, env_names, **options)
 
     def shutdown(self, wait: bool = True, timeout_s: float | None = None) -> bool:
         """End threads and processes; bounded and idempotent."""

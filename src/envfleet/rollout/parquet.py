@@ -59,7 +59,12 @@ class DatasetWriter:
     ) -> None:
         arrow()
         self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatasetError(
+                f"{self.directory} cannot be made ({error}): give a directory one can write to"
+            ) from error
         self._lock = _lock_directory(self.directory)
         try:
             self.run = _check_run(self.directory, run, resume)
@@ -208,7 +213,7 @@ def _read_tail(path: Path) -> list[Any]:
             while True:
                 batches.append(stream.read_next_batch())
     except (StopIteration, pa.ArrowInvalid, OSError):
-        pass
+        pass  # the end of the stream, or of what was written of it
     return batches
 
 

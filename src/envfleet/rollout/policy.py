@@ -7,9 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
+from envfleet.backends.pool import outcome
 from envfleet.errors import BadArgument
 from envfleet.rollout.tree import Tree, stack_values, tree_rows
 
@@ -69,30 +69,37 @@ class BatchedPolicy:
         self.num_calls = 0
         self.num_requests = 0
         self._stack = stack
-        self._waiting: deque[tuple[float, Any, Future[Any]]] = deque()
+        self._waiting: deque[_Seat] = deque()
         self._changed = threading.Condition()
         self._running = 0  # episodes that may still ask
         self._server: threading.Thread | None = None
 
     def __call__(self, obs: Any, done: bool = False) -> Any:
         """Wait for the batch this observation goes with and return its action."""
-        return self.submit(obs).result()
+        seat = _Seat(obs, None)
+        self._sit(seat)
+        seat.blocked.acquire()  # released with the answer
+        return seat.action()
 
     async def ask(self, obs: Any, done: bool = False) -> Any:
         """The same for async code: other episodes go on while this one waits."""
-        return await asyncio.wrap_future(self.submit(obs))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        seat = _Seat(obs, future)
+        self._sit(seat)
+        await future
+        return seat.action()
 
-    def submit(self, obs: Any) -> Future[Any]:
-        """Queue an observation; the future gets its action."""
-        future: Future[Any] = Future()
+    def _sit(self, seat: _Seat) -> None:
         with self._changed:
-            self._waiting.append((time.monotonic(), obs, future))
+            self._waiting.append(seat)
             self.num_requests += 1
             if self._server is None:
                 self._server = threading.Thread(target=self._serve, name="envfleet-policy", daemon=True)
                 self._server.start()
-            self._changed.notify_all()
-        return future
+            # The first sets the alarm, the last calls for the answer; waking the server for the others costs a thread
+            # switch each.
+            if len(self._waiting) == 1 or self._full():
+                self._changed.notify()
 
     def enter(self) -> None:
         """Tell that one more episode runs and will ask; executors do it for you."""
@@ -117,36 +124,68 @@ class BatchedPolicy:
                 return
             self._answer(batch)
 
-    def _next_batch(self) -> list[tuple[float, Any, Future[Any]]] | None:
+    def _next_batch(self) -> list[_Seat] | None:
         with self._changed:
             while not self._due():
                 if not self._waiting and self._running <= 0:
-                    # Nobody is left to serve. The next submit starts a new thread: none stays behind.
+                    # Nobody is left to serve. The next request starts a new thread: none stays behind.
                     self._server = None
                     return None
-                oldest = self._waiting[0][0] + self.max_wait_s - time.monotonic() if self._waiting else None
+                oldest = self._waiting[0].since + self.max_wait_s - time.monotonic() if self._waiting else None
                 self._changed.wait(oldest)
             return [self._waiting.popleft() for _ in range(min(self.max_batch, len(self._waiting)))]
 
-    def _due(self) -> bool:
-        waiting = len(self._waiting)
-        if not waiting:
-            return False
-        full = waiting >= self.max_batch or waiting >= self._running
-        return full or time.monotonic() - self._waiting[0][0] >= self.max_wait_s
+    def _full(self) -> bool:
+        return len(self._waiting) >= min(self.max_batch, self._running)
 
-    def _answer(self, batch: list[tuple[float, Any, Future[Any]]]) -> None:
-        futures = [future for _, _, future in batch if future.set_running_or_notify_cancel()]
-        try:
-            self.num_calls += 1
-            actions = split_rows(self.policy(self._stack([obs for _, obs, _ in batch])), len(batch))
-        except Exception as error:
-            for future in futures:
-                future.set_exception(error)
-            return
-        for (_, _, future), action in zip(batch, actions):
-            if not future.cancelled():
-                future.set_result(action)
+    def _due(self) -> bool:
+        if not self._waiting:
+            return False
+        return self._full() or time.monotonic() - self._waiting[0].since >= self.max_wait_s
+
+    def _answer(self, batch: list[_Seat]) -> None:
+        self.num_calls += 1
+        actions, error = outcome(self._actions, (batch,), {})
+        loops: dict[asyncio.AbstractEventLoop, list[_Seat]] = {}
+        for row, seat in enumerate(batch):
+            seat.outcome = (None, error) if error is not None else (actions[row], None)
+            if seat.future is None:
+                seat.blocked.release()
+            else:
+                loops.setdefault(seat.future.get_loop(), []).append(seat)
+        for loop, seats in loops.items():
+            try:
+                loop.call_soon_threadsafe(_wake, seats)
+            except RuntimeError:  # the loop was closed meanwhile: nobody waits there any more
+                continue
+
+    def _actions(self, batch: list[_Seat]) -> list[Any]:
+        return split_rows(self.policy(self._stack([seat.obs for seat in batch])), len(batch))
+
+
+class _Seat:
+    """One observation that waits for its action: a thread on the lock `blocked`, a coroutine on `future`."""
+
+    __slots__ = ("blocked", "future", "obs", "outcome", "since")
+
+    def __init__(self, obs: Any, future: asyncio.Future[None] | None) -> None:
+        self.obs, self.future, self.since = obs, future, time.monotonic()
+        self.blocked = threading.Lock()
+        self.blocked.acquire()
+        self.outcome: tuple[Any, BaseException | None] = (None, None)
+
+    def action(self) -> Any:
+        """The answer, or what the policy raised."""
+        action, error = self.outcome
+        if error is not None:
+            raise error
+        return action
+
+
+def _wake(seats: list[_Seat]) -> None:
+    for seat in seats:
+        if seat.future is not None and not seat.future.done():  # its episode may have been given up
+            seat.future.set_result(None)
 
 
 def split_rows(actions: Any, count: int) -> list[Any]:

@@ -3,54 +3,100 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import pickle
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
-from envfleet.errors import BackendMissing, BadArgument, FleetError, NotPicklable
+from envfleet.backends.pool import DaemonPool, outcome
+from envfleet.errors import BadArgument, FleetClosed, FleetError, NotPicklable
 from envfleet.rollout.drive import Job, Rules, drive, rollout_steps
-from envfleet.rollout.episode import Rollout, Rollouts
-from envfleet.rollout.executors import JobRunner, make_jobs
+from envfleet.rollout.episode import Rollout
+from envfleet.rollout.executors import JobRunner
+from envfleet.rollout.loops import LoopThread
 from envfleet.rollout.policy import BatchedPolicy
-from envfleet.rollout.pool import LoopThread, WorkerThreads
 from envfleet.rollout.throttle import Throttle
-from envfleet.rollout.worker import AskParent
+from envfleet.rollout.worker import ENTRY, NUM_KEPT, AskParent
+from envfleet.supervise.channel import Closed, ParentChannel, pair
+from envfleet.supervise.launcher import Keeper, check_start_method, default_start_method
 
 
 class WorkerDied(FleetError):
     """A worker process ended while it ran a call: killed, or the code in it left the interpreter."""
 
 
-class WorkerProcess:
-    """One process and the parent's end of its socket."""
+class _Staff:
+    """The keeper of a pool's workers. It is not made for threads, so one at a time talks to it."""
 
     def __init__(self) -> None:
-        if sys.platform == "win32":
-            raise BackendMissing("process mode", why="It hands a socket to its workers, which Windows cannot.")
-        ours, theirs = socket.socketpair()
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        with theirs:
-            command = [sys.executable, "-m", "envfleet.rollout.worker", str(theirs.fileno())]
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the parent, which then hangs up
-            )
-        self.connection = Connection(ours.detach())
-        self.known: list[str] = []
+        self.method = check_start_method(default_start_method())
+        self._lock = threading.Lock()
+        self._keeper: Keeper | None = None
+        self._num_started = 0
+        self._closed = False
+
+    def start(self) -> tuple[int, ParentChannel]:
+        """A new worker process and the parent's end of its socket."""
+        ours, theirs = pair()
+        try:
+            with self._lock:
+                pid = self._start(theirs.fileno())
+            ours.send(pickle.dumps((list(sys.path), os.getcwd())))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return pid, ours
+
+    def _start(self, fd: int) -> int:
+        if self._closed:
+            raise FleetClosed("the executor")
+        self._num_started += 1
+        if self._keeper is not None:
+            try:
+                return self._keeper.start_worker(self._num_started, [fd], entry=ENTRY)
+            except FleetError:  # somebody killed it, and the workers went with it: another one then
+                self._keeper.close()
+        self._keeper = Keeper(self.method)
+        return self._keeper.start_worker(self._num_started, [fd], entry=ENTRY)
+
+    def end(self, pid: int) -> str:
+        """Make sure that a worker and all it started have ended; says how it did."""
+        with self._lock:
+            if self._keeper is None:
+                return "the executor was shut down"
+            code = self._keeper.exit_code(pid, 0.2)  # its end may be a moment younger than its hanging up
+            if code is None:
+                self._keeper.kill(pid)
+                code = self._keeper.exit_code(pid, 2.0)
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        """End every worker, then the keeper."""
+        with self._lock:
+            self._closed = True
+            keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
+
+
+class WorkerProcess:
+    """One process and the parent's end of its socket; used by one thread at a time."""
+
+    def __init__(self, staff: _Staff) -> None:
+        self._staff = staff
+        self.pid, self._channel = staff.start()
+        self._known: list[str] = []
+        self._ended = False
 
     def call(
         self,
@@ -61,69 +107,47 @@ class WorkerProcess:
         timeout_s: float | None,
     ) -> Any:
         """Run one pickled call there; serve its policy requests meanwhile."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
-            send = shared if key is not None and key not in self.known else None
-            self._send("call", key, send, call)
-            if send is not None and key is not None:
-                self.known = [*self.known, key][-4:]  # as many as the worker keeps
+            value = shared if key is not None and key not in self._known else None
+            self._channel.send(pickle.dumps((key, value, call)))
+            if value is not None and key is not None:
+                self._known = [*self._known, key][-NUM_KEPT:]
             while True:
-                if deadline is not None and not self.connection.poll(max(0.0, deadline - time.monotonic())):
-                    self.kill()
-                    raise WorkerDied(f"the worker was killed: the call ran longer than {timeout_s:g} s")
-                kind, value = pickle.loads(self.connection.recv_bytes())
+                kind, value = pickle.loads(self._receive(deadline))
                 if kind == "result":
                     return value
                 if kind == "error":
                     raise value
-                self._answer(policy, value)
-        except (EOFError, OSError) as error:
-            self.kill()
-            raise WorkerDied(f"the worker process ended ({self._ending()}) in the middle of a call") from error
+                assert policy is not None
+                self._channel.send(_packed(outcome(policy, (value,), {})))
+        except TimeoutError:
+            self.end()
+            raise WorkerDied(f"the worker was killed: the call ran longer than {timeout_s:g} s") from None
+        except Closed as closed:
+            raise WorkerDied(f"the worker process ended ({self.end()}) in the middle of a call") from closed
 
-    def _answer(self, policy: BatchedPolicy | None, obs: Any) -> None:
-        assert policy is not None
-        try:
-            self._send("action", policy(obs), None)
-        except Exception as error:
-            self._send("action", None, error)
-
-    def _send(self, *message: Any) -> None:
-        self.connection.send_bytes(cloudpickle.dumps(message))
-
-    def _ending(self) -> str:
-        code = self.process.returncode
-        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    def _receive(self, deadline: float) -> bytes:
+        while not self._channel.inbox:
+            if self._channel.eof:
+                raise Closed
+            left = deadline - time.monotonic()
+            if not self._channel.wait(min(left, 60.0)) and left <= 0:
+                raise TimeoutError
+        return self._channel.inbox.popleft()
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process.poll() is None
+        """Whether the process runs, as far as its socket tells."""
+        if not self._ended:
+            self._channel.wait(0.0)
+        return not self._ended and not self._channel.eof
 
-    def _end_group(self) -> None:
-        """Kill the process and whatever was started in it."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
-
-    def close(self, timeout_s: float) -> None:
-        """Hang up, wait for the process to end, kill it when it does not."""
-        self.connection.close()
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._end_group()
-
-    def kill(self) -> None:
-        """End it at once; one that has already ended keeps its own exit code."""
-        try:
-            self.process.wait(0.2)  # its end may be a moment younger than its hanging up
-        except subprocess.TimeoutExpired:
-            self._end_group()
-        if not self.connection.closed:
-            self.connection.close()
+    def end(self) -> str:
+        """End it and all it started; says how it ended."""
+        self._ended = True
+        self._channel.close()
+        return self._staff.end(self.pid)
 
 
 class ProcessWorkers(Executor):
@@ -133,10 +157,11 @@ class ProcessWorkers(Executor):
     """
 
     def __init__(self, max_workers: int) -> None:
-        self._threads = WorkerThreads(max_workers, name="envfleet-process")  # one waits for each process
+        self._threads = DaemonPool(max_workers, name="envfleet-process")  # one waits for each process
+        self._staff = _Staff()
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
-        self._all: set[WorkerProcess] = set()
+        weakref.finalize(self, self._staff.close)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function by value in a worker."""
@@ -163,24 +188,17 @@ class ProcessWorkers(Executor):
                 if not left:
                     raise
 
-    def _call(self, call: bytes, *rest: Any) -> Any:
+    def _call(self, *call: Any) -> Any:
         with self._lock:
             worker = self._idle.pop() if self._idle else None
         if worker is None or not worker.alive:
-            fresh = WorkerProcess()
-            with self._lock:
-                if worker is not None:
-                    self._all.discard(worker)
-                self._all.add(fresh)
-            worker = fresh
+            worker = WorkerProcess(self._staff)
         try:
-            return worker.call(call, *rest)
+            return worker.call(*call)
         finally:
-            with self._lock:
-                if worker.alive and not worker.connection.closed:
+            if worker.alive:
+                with self._lock:
                     self._idle.append(worker)
-                else:
-                    self._all.discard(worker)
 
     def shutdown(  # type: ignore[override]
         self,
@@ -193,15 +211,25 @@ class ProcessWorkers(Executor):
         """Wait for running calls, at most the timeout; then end every process, for good."""
         limit = timeout_s if timeout_s is not None else timeout
         ended = self._threads.shutdown(wait=wait, cancel_futures=cancel_futures, timeout=limit)
+        self._staff.close()  # whoever still waits for a worker sees it end
         with self._lock:
-            workers, self._all = list(self._all), set()
-            self._idle.clear()
-        for worker in workers:
-            if ended:
-                worker.close(timeout_s=2.0)
-            else:
-                worker._end_group()
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.end()
         return ended or self._threads.shutdown(wait=True, timeout=2.0)
+
+
+def _packed(answer: tuple[Any, BaseException | None]) -> bytes:
+    """What a policy answered, for its worker, which waits for it: what cannot travel is told in words."""
+    try:
+        data: bytes = cloudpickle.dumps(answer)
+    except Exception as why:
+        action, error = answer
+        told = (
+            f"{type(error).__name__}: {error}" if error is not None else f"the action {action!r} cannot travel ({why})"
+        )
+        data = pickle.dumps((None, RuntimeError(told)))
+    return data
 
 
 class ProcessParallelExecutor(JobRunner):
@@ -232,27 +260,8 @@ class ProcessParallelExecutor(JobRunner):
         """How many rollouts run at once."""
         return self.max_workers
 
-    def collect_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Rollouts:
-        """One rollout per factory, in submission order."""
-        return self.run_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
-
-    def iter_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Iterator[Rollout]:
-        """Yield rollouts as they complete."""
-        return self.iter_jobs(make_jobs(clients, agent_fn, max_steps, env_names, **options))
+    collect_rollouts = JobRunner.run
+    iter_rollouts = JobRunner.run_iter
 
     def submit_job(self, job: Job) -> Future[Rollout]:
         """Start one rollout in a worker."""

@@ -1,51 +1,28 @@
-"""The worker process of `ProcessParallelExecutor`: `python -m envfleet.rollout.worker FD`.
+"""The worker process of `ProcessParallelExecutor`, started and ended by the same keeper as a fleet's workers.
 
-It never imports the user's `__main__`: agents and factories arrive by value (cloudpickle). It answers one
-call at a time; a reader thread ends the process the moment the parent is gone, also in the middle of a step.
+It never imports the user's `__main__`: agents and factories arrive by value (cloudpickle). It answers one call at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
-import queue
-import signal
+import socket
 import sys
-import threading
 import traceback
 from collections import OrderedDict
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
-_channel: Channel | None = None
+from envfleet.supervise.channel import Channel, Closed
+from envfleet.supervise.worker import settle
 
+ENTRY = ("envfleet.rollout.worker", "main")
+NUM_KEPT = 4  # agents a worker keeps
 
-class Channel:
-    """The worker's end: calls come in on one queue, answers of the parent's policy on the other."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="envfleet-reader", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                message = pickle.loads(self.connection.recv_bytes())
-                (self.answers if message[0] == "action" else self.calls).put(message)
-        except (EOFError, OSError):
-            # The parent is gone or has hung up; nobody can receive what is being computed. Simulators that an
-            # environment started here go with us: the worker leads a process group of its own.
-            if os.getpgrp() == os.getpid():
-                os.killpg(os.getpid(), signal.SIGKILL)
-            os._exit(0)
-
-    def send(self, *message: Any) -> None:
-        """Send a message by value."""
-        self.connection.send_bytes(cloudpickle.dumps(message))
+_parent: Channel | None = None
 
 
 class AskParent:
@@ -53,44 +30,50 @@ class AskParent:
 
     def __call__(self, obs: Any, done: bool = False) -> Any:
         """Ask and wait."""
-        assert _channel is not None
-        _channel.send("act", obs)
-        _, action, error = _channel.answers.get()
+        assert _parent is not None
+        _parent.send(cloudpickle.dumps(("act", obs)))
+        action, error = pickle.loads(_parent.recv())
         if error is not None:
             raise error
         return action
 
 
-def main(fd: int) -> None:
+def main(sock_fd: int, keeper_pid: int) -> None:
     """Serve calls until the parent hangs up."""
-    global _channel
-    _channel = channel = Channel(Connection(fd))
-    shared: OrderedDict[str, Any] = OrderedDict()  # large values (agents) sent once and kept by key
-    while True:
-        _, key, value, call = channel.calls.get()
-        if value is not None:
-            shared[key] = value
-            while len(shared) > 4:
-                shared.popitem(last=False)
-        try:
-            function, args, kwargs = pickle.loads(call)
-            if key is not None:
-                kwargs = {**kwargs, "agent": pickle.loads(shared[key])}
-            channel.send("result", function(*args, **kwargs))
-        except Exception as error:
-            error.add_note("in the worker process:\n" + traceback.format_exc())
-            _send_error(channel, error)
+    global _parent
+    settle(keeper_pid, sock_fd)
+    _parent = channel = Channel(socket.socket(fileno=sock_fd))
+    kept: OrderedDict[str, bytes] = OrderedDict()  # large values (agents) sent once and kept by key
+    with contextlib.suppress(Closed):  # the parent has hung up, or is gone
+        path, folder = pickle.loads(channel.recv())
+        sys.path[:] = path
+        with contextlib.suppress(OSError):  # a folder that is gone meanwhile: calls that need it will say so
+            os.chdir(folder)
+        while True:
+            key, value, call = pickle.loads(channel.recv())
+            if value is not None:
+                kept[key] = value
+                while len(kept) > NUM_KEPT:
+                    kept.popitem(last=False)
+            channel.send(_answer(call, None if key is None else kept[key]))
 
 
-def _send_error(channel: Channel, error: Exception) -> None:
+def _answer(call: bytes, agent: bytes | None) -> bytes:
     try:
-        channel.send("error", error)
-    except Exception:  # an exception that does not pickle: its text has to do
-        channel.send("error", RuntimeError(f"{type(error).__name__}: {error}"))
+        function, args, kwargs = pickle.loads(call)
+        if agent is not None:
+            kwargs = {**kwargs, "agent": pickle.loads(agent)}
+        return _dumps("result", function(*args, **kwargs))
+    except Closed:
+        raise
+    except Exception as error:
+        error.add_note("in the worker process:\n" + traceback.format_exc())
+        try:
+            return _dumps("error", error)
+        except Exception:  # an exception that does not pickle: its text has to do
+            return _dumps("error", RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-if __name__ == "__main__":
-    # Run as __main__, the class above would be pickled under a name that the parent does not have.
-    from envfleet.rollout import worker
-
-    worker.main(int(sys.argv[1]))
+def _dumps(*message: Any) -> bytes:
+    data: bytes = cloudpickle.dumps(message)
+    return data

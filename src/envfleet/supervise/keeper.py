@@ -1,4 +1,4 @@
-"""The keeper: one small process per fleet that starts the workers and ends them, whatever happens to the parent.
+"""The keeper: one small process per fleet (or process executor) that starts the workers and ends them, whatever happens to the parent.
 
 It is the workers' parent process. Under "fork" it is forked from the user's process, under "forkserver" it is a fresh
 interpreter that forks workers, under "spawn" a fresh interpreter that launches fresh interpreters. Because workers are
@@ -13,6 +13,7 @@ which kills it too.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import select
@@ -54,7 +55,7 @@ def keeper_main(channel: Channel, parent_pid: int, method: str) -> None:
             if any(fd == channel.fileno() for fd, _ in events):
                 _serve(channel, method, workers, launched, (wake_read, wake_write))
     except Closed:
-        pass
+        pass  # the parent has closed, or is gone: time to end
     finally:
         _end_all(workers)
 
@@ -64,11 +65,12 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
     if message["what"] == "start":
         fds = channel.recv_fds(message["num_fds"])
         try:
+            module, function = message["entry"]
             if method == "spawn":
-                process = launch("envfleet.supervise.worker", "spawned_main", [*fds, os.getpid()], fds)
+                process = launch(module, function, [*fds, os.getpid()], fds)
                 launched[process.pid], pid = process, process.pid
             else:
-                pid = _fork_worker(channel, fds, wake)
+                pid = _fork_worker(channel, module, function, fds, wake)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -78,7 +80,7 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
         sys.path[:] = message["path"]
 
 
-def _fork_worker(channel: Channel, fds: list[int], wake: tuple[int, int]) -> int:
+def _fork_worker(channel: Channel, module: str, function: str, fds: list[int], wake: tuple[int, int]) -> int:
     keeper = os.getpid()
     pid = os.fork()
     if pid:
@@ -91,10 +93,7 @@ def _fork_worker(channel: Channel, fds: list[int], wake: tuple[int, int]) -> int
         for fd in wake:
             os.close(fd)
         os.setsid()
-        from envfleet.supervise.worker import worker_main
-
-        sock_fd, pulse_fd, stack_fd = fds
-        worker_main(sock_fd, pulse_fd, stack_fd, keeper)
+        getattr(importlib.import_module(module), function)(*fds, keeper)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -112,7 +111,7 @@ def _reap(channel: Channel, workers: set[int], launched: dict[int, Any]) -> None
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
+        except ChildProcessError:  # no child is left
             return
         if found is None:
             return
@@ -140,14 +139,14 @@ def _end_all(workers: set[int]) -> None:
             try:
                 os.waitpid(pid, 0)
             except ChildProcessError:
-                continue
+                continue  # reaped already
 
 
 def _children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(word) for word in file.read().split()]
-    except OSError:
+    except OSError:  # no such list in this kernel: the groups were killed, what left its group is not found
         return []
 
 
@@ -169,7 +168,7 @@ def _kill_group(pid: int) -> None:
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError):  # it has ended, and its number may be somebody else's
         return
 
 

@@ -17,6 +17,8 @@ from envfleet.supervise.channel import Channel, Closed, ParentChannel, pair
 from envfleet.supervise.keeper import checked_pid, keeper_main, launch
 
 START_METHODS = ("forkserver", "spawn", "fork")
+#: What a fleet's worker process runs.
+FLEET_WORKER = ("envfleet.supervise.worker", "worker_main")
 
 # Parent ends of every live fleet: a forked keeper closes its copies, so that a socket's end is seen when it ends.
 _parent_ends: set[ParentChannel] = set()
@@ -91,9 +93,11 @@ class Keeper:
                 "the process that starts workers ended (killed from outside, or out of memory): make a new fleet"
             ) from None
 
-    def start_worker(self, worker: int, fds: list[int], timeout_s: float = 60.0) -> int:
-        """Start a worker that holds `fds`; returns its pid."""
-        self._send({"what": "start", "worker": worker, "num_fds": len(fds)})
+    def start_worker(
+        self, worker: int, fds: list[int], timeout_s: float = 60.0, entry: tuple[str, str] = FLEET_WORKER
+    ) -> int:
+        """Start a worker: a process that runs `module.function(*fds, keeper's pid)`; returns its pid."""
+        self._send({"what": "start", "worker": worker, "num_fds": len(fds), "entry": entry})
         self.channel.send_fds(fds)
         deadline = time.monotonic() + timeout_s
         while not self._started:
@@ -135,7 +139,7 @@ class Keeper:
         except (ProcessLookupError, PermissionError):
             try:
                 os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):
+            except (ProcessLookupError, PermissionError):  # it has ended; the keeper will tell how
                 return
 
     def close(self) -> None:
@@ -149,7 +153,7 @@ class Keeper:
             while time.monotonic() < deadline:
                 try:
                     done, _ = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:
+                except ChildProcessError:  # somebody else has waited for it
                     done = self.pid
                 if done:
                     if self._process is not None:

@@ -43,7 +43,7 @@ def _cgroup_dirs(root: str) -> list[Path]:
     out = [base, base / "cpu"]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
+    except OSError:  # no /proc: not Linux
         return out
     for line in lines:
         _, controllers, path = line.split(":", 2)

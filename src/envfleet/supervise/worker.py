@@ -49,20 +49,20 @@ UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
 
 def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
     """The worker's life: serve until the parent says close or is gone."""
-    die_with(keeper_pid)
-    for fd in (sock_fd, pulse_fd, stack_fd):
-        os.set_inheritable(fd, False)  # a child of the env that outlives us must not hide our end from the parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it tells us what to do
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    settle(keeper_pid, sock_fd, pulse_fd, stack_fd)
     faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
     channel = Channel(socket.socket(fileno=sock_fd))
-    with contextlib.suppress(Closed):
+    with contextlib.suppress(Closed):  # the parent is gone
         Worker(channel, pulse_fd).serve()
 
 
-def spawned_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
-    """Entry of a worker in a fresh interpreter."""
-    worker_main(sock_fd, pulse_fd, stack_fd, keeper_pid)
+def settle(keeper_pid: int, *fds: int) -> None:
+    """What every worker process does first: end with its keeper, keep its descriptors and the parent's Ctrl-C apart."""
+    die_with(keeper_pid)
+    for fd in fds:
+        os.set_inheritable(fd, False)  # a child of the env that outlives us must not hide our end from the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it tells us what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Worker:
@@ -72,7 +72,7 @@ class Worker:
         self.channel = channel
         start = pickle.loads(channel.recv())
         sys.path[:] = start["path"]
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a folder that is gone meanwhile: an env that needs it will say so
             os.chdir(start["cwd"])
         self.by_value: bool = start["by_value"]
         words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)

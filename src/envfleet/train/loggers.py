@@ -80,7 +80,7 @@ def read_rows(folder: str | Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
-            continue
+            continue  # cut short by a kill
     return rows
 
 

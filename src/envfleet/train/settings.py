@@ -86,7 +86,7 @@ def parse(name: str, value: Any) -> Any:
         try:
             return _CONVERT[kind](value)
         except (ValueError, TypeError):
-            continue
+            continue  # not of this kind; the next one may fit
     wanted = " or ".join(_WORDS[kind] for kind in kinds)
     raise BadArgument(f"{name}={value!r}: {wanted} is needed")
 

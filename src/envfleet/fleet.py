@@ -21,7 +21,7 @@ from envfleet.interface import EnvInterface
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
 from envfleet.slab import Slab, Slots
-from envfleet.supervise.faults import Failure, Fault
+from envfleet.supervise.faults import Fault
 from envfleet.supervise.supervisor import Policy, Supervisor
 
 _FOREVER = 1e9
@@ -282,22 +282,32 @@ class Fleet(EnvInterface):
         `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
         go on. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
+        self.send_reset(seed, tasks, slots, options)
+        return self.recv(self._all if slots is None else slots)
+
+    def send_reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        tasks: Any = None,
+        slots: Sequence[int] | Slots | None = None,
+        options: Any = None,
+    ) -> None:
+        """Begin a `reset` and return: `recv` gives the first observations. `options` may be a list, one per slot."""
         chosen, order = self._slots(slots)
         out = chosen[self._book.state[chosen] == OUT]
         if len(out):
             raise SlotBusy(out.tolist(), "recv() them before resetting")
+        names = (chosen if order is None else chosen[np.argsort(order)]).tolist()
         if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
-            seeds: Any = [int(seed) + int(slot) for slot in (chosen if order is None else chosen[np.argsort(order)])]
-        else:
-            seeds = seed
-        if seeds is not None or tasks is not None:
-            self.assign(slots if slots is not None else self._all, tasks=tasks, seeds=seeds)
+            seed = [int(seed) + slot for slot in names]
+        if seed is not None or tasks is not None:
+            self.assign(names, tasks=tasks, seeds=seed)
         if options is not None:
-            self._backend.give_options({slot: options for slot in chosen.tolist()})
-        for slot in chosen.tolist():
+            given = dict(zip(names, per_slot("options", options, len(names))))
+            self._backend.give_options({slot: value for slot, value in given.items() if value is not None})
+        for slot in names:
             self._supervisor.pending.pop(slot, None)
         self._submit(chosen, RESET)
-        return self.recv(chosen)
 
     def assign(self, slots: Sequence[int] | Slots, tasks: Any = None, seeds: Any = None) -> None:
         """Set what the next reset of these slots uses, automatic or not.
@@ -336,21 +346,10 @@ class Fleet(EnvInterface):
         if self._finalizer.detach() is None or os.getpid() != self.plan.pid:
             return
         for slot, problem in self._backend.close(timeout_s):
-            self._note_close_problem(slot, problem)
+            self._supervisor.note_close(slot, problem)
         late = [fault for fault in self.faults if fault.phase == "close" or "cannot be ended" in fault.cause]
         if late:
             warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=2)
-
-    def _note_close_problem(self, slot: int, problem: Any) -> None:
-        from envfleet.supervise.faults import exit_words
-
-        if isinstance(problem, Failure):
-            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
-            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
-            self._supervisor._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
-        else:
-            cause = f"the worker process {exit_words(problem.exit_code)}"
-            self._supervisor._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 
     def __enter__(self) -> Fleet:
         return self

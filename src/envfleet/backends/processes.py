@@ -13,7 +13,7 @@ import select
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import cloudpickle
@@ -191,6 +191,10 @@ class ProcessBackend(Backend):
             if enough or left <= 0:
                 finished, self._finished = self._finished, Finished()
                 return finished
+
+    def sockets(self) -> Collection[int]:
+        """Of the living workers."""
+        return self._by_fd.keys()
 
     def _poll(self, timeout_s: float) -> None:
         for fd, _ in self._poller.poll(timeout_s * 1000):

@@ -321,6 +321,16 @@ class Supervisor:
                 error.add_note(f"also: {other}")
             raise error
 
+    def note_close(self, slot: int, problem: Failure | Loss) -> None:
+        """Record what went wrong in closing a slot."""
+        if isinstance(problem, Failure):
+            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
+            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
+            self._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
+        else:
+            cause = f"the worker process {exit_words(problem.exit_code)}"
+            self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
+
     def _look_for_trouble(self) -> None:
         self.troubled = bool(
             self.lost.any() or self.quarantined.any() or self.pending or self._interrupted or self._due

@@ -24,6 +24,7 @@ from envfleet.making import make
 from envfleet.remote.codec import Dialect
 from envfleet.remote.seats import SEAT, SeatFactory
 from envfleet.slab import Slots
+from envfleet.supervise.machine import usable_cpus
 
 _LOOK_S = 0.05  # how often deadlines are looked at while something is out
 _KEPT_FAULTS = 1000  # a server runs for months
@@ -44,8 +45,9 @@ class Row:
 def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool) -> tuple[Backend, str]:
     """The backend for the seats: its object, and its name for people.
 
-    "auto" gives every session a process of its own (up to 64), or the event loop for environments with
-    coroutines. `shm` is not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
+    "auto" is the event loop for environments with coroutines, else worker processes: one for each processor (two at
+    least), with a thread for every session. With as many workers as sessions each has a process of its own. `shm` is
+    not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
     """
     from envfleet.backends.pipe import PipeBackend
     from envfleet.backends.serial import SerialBackend
@@ -60,11 +62,11 @@ def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool
             if is_async
             else "backend 'aio' is for environments with coroutines; use 'pipe' or 'thread'"
         )
-    wanted = workers or (min(seats, 64) if backend == "pipe" else seats)
     if backend == "pipe":
-        return PipeBackend(wanted), backend
+        processes = min(workers or max(2, usable_cpus()), seats)
+        return PipeBackend(processes, threads=processes < seats), backend
     if backend == "thread":
-        return ThreadBackend(wanted), backend
+        return ThreadBackend(workers or seats), backend
     if backend == "aio":
         return LoopBackend(), backend
     if backend == "serial":

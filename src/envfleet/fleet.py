@@ -95,6 +95,11 @@ class Fleet(EnvInterface):
         """Slots that were given up."""
         return np.flatnonzero(self._supervisor.quarantined)
 
+    def runnable(self) -> Slots:
+        """Slots that can run at once: not quarantined, and no more than remote servers have sessions for right now."""
+        able = self._backend.runnable()
+        return np.setdiff1d(self._all if able is None else able, self.quarantined)
+
     # -- stepping -----------------------------------------------------------------------------------------------
 
     def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
@@ -228,13 +233,11 @@ class Fleet(EnvInterface):
             or self._book.has_late
             or self._closed
             or os.getpid() != self.plan.pid
+            or not self._writer.write_all(actions)
         ):
             self.send(actions)
             return self.recv(self._all, copy=copy)
         # The same as above without the checks that cannot fail here: every slot is the caller's and has an episode.
-        if not self._writer.write_all(actions):
-            self.send(actions)
-            return self.recv(self._all, copy=copy)
         self._book.actions.append((self._all, self._writer.last))
         if not self._all_step:
             self.slab.head["command"] = STEP

@@ -15,6 +15,7 @@ from envfleet.backends.remote import RemoteBackend, count_sessions, is_remote, m
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
 from envfleet.layout import FAULT
 from envfleet.remote import CapacityTable, ChaosProxy, ConnectFailed, Server
+from envfleet.rollout import Collector
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +168,18 @@ def test_more_slots_than_sessions(small):
                 fleet.send([0] * len(again), again)
         assert not fleet.faults
     until(lambda: sum(server.live() for server in small) == 0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_collector_goes_on_with_the_sessions_there_are(mode):
+    with Server("Echo", port=0, max_sessions=3, backend="serial") as server:
+        with make_remote(server.url, num_envs=8, capacity=CapacityTable()) as fleet:
+            collector = Collector(fleet, random_actions=True, seed=1, mode=mode)
+            with pytest.warns(RuntimeWarning, match="sessions for 3 of 8 slots"):
+                rollouts = collector.collect(20)
+            assert [rollout.episode for rollout in rollouts] == list(range(20))
+            assert len({rollout.slot for rollout in rollouts}) == 3
+            assert collector.ledger.used == 20 and not fleet.faults
 
 
 def test_chaos_under_a_fleet(official):

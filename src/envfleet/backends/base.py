@@ -106,6 +106,10 @@ class Backend(abc.ABC):
         """End a stuck worker (or give its call up); returns the Python stacks it was seen in."""
         raise AssertionError(f"{self.name} has no deadlines")  # the supervisor asks has_deadlines first
 
+    def runnable(self) -> list[int] | None:
+        """Slots that can have an env at the same time right now, where that is limited; None: all of them."""
+        return None
+
     def sockets(self) -> Collection[int]:
         """File descriptors that can be read when something is there for `wait`; a restarted worker has a new one."""
         return ()

@@ -34,7 +34,7 @@ def encoder(default: Callable[[Any], Any]) -> Callable[[Any], str]:
     return encode
 
 
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once
+_scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 
 
 def loads(text: str) -> Any:

@@ -227,6 +227,30 @@ def test_collect_from_the_command_line(small, agent, capsys):
     until(lambda: small[1].live() == 0)
 
 
+def test_collect_takes_a_token(capsys, monkeypatch, tmp_path):
+    from envfleet.cli.main import main
+
+    with Server("Echo", port=0, max_sessions=2, backend="serial", token="sesame") as server:
+        command = ["collect", server.url, "--num-envs", "2", "--agent", "echo", "--episodes", "4"]
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "token" in said and "sesame" not in said
+        monkeypatch.setenv("ENVFLEET_TOKEN", "sesame")
+        assert main(command) == 0
+        monkeypatch.setenv("ENVFLEET_TOKEN", "wrong")
+        (tmp_path / "token").write_text("sesame\n")
+        assert main([*command, "--token-file", str(tmp_path / "token")]) == 0
+        assert "sesame" not in "".join(capsys.readouterr())
+
+
+def test_who_waits_for_a_lost_server_says_so(caplog):
+    with make_remote("http://127.0.0.1:9", 2, schema={}, down_timeout_s=0.3, fleet={"max_restarts": 0}) as fleet:
+        batch = fleet.reset()
+    assert (batch.status != 0).all()
+    told = [record.getMessage() for record in caplog.records if record.name == "envfleet.remote"]
+    assert told == ["no server answers at http://127.0.0.1:9: waiting up to 0.3 s for one"]
+
+
 def test_what_make_is_told():
     assert is_remote(["http://a:1", "wss://b"]) and is_remote({"env_url": "http://a:1"})
     assert not is_remote("CartPole-v1") and not is_remote([]) and not is_remote([gymnasium.make])

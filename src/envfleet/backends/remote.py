@@ -63,12 +63,14 @@ class RemoteBackend(RenewingBackend):
 
     def runnable(self) -> list[int] | None:
         """Slots that have a session, and as many more as the servers have free: asks them. One at least, to wait."""
+        factory = self.recipe.factories[0]
+        if not isinstance(factory, RemoteFactory):
+            return None
         lives = [life for life in self.lives if life.env is not None]
         seated = [life.slot for life in lives if life.env.client.connected]
         waiting = [life.slot for life in self.lives if life.slot not in seated]
         if not waiting:
             return None
-        factory: RemoteFactory = self.recipe.factories[waiting[0]]
         asking = asyncio.run_coroutine_threadsafe(
             _count_sessions(factory.urls, len(waiting), 1.0, factory.client_options), self._loop
         )

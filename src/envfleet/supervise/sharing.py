@@ -9,13 +9,13 @@ by after a millisecond. So a slow step delays the others by that much, once.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import select
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from envfleet import native
 from envfleet.slot import SlotLife, drive
-from envfleet.supervise.channel import Channel
+from envfleet.supervise.channel import Channel, Closed
 from envfleet.supervise.memory import Pulse
 from envfleet.supervise.worker import DOWN, Worker
 
@@ -90,14 +90,12 @@ class SharingWorker(Worker):
 
     def _work(self, slot: int) -> None:
         jobs = self._jobs[slot]
-        while True:
-            job: Callable[[], None] | int | None = jobs.get()
-            if job is None:
-                return
-            if type(job) is int:
-                self._step(job)
-            else:
-                job()  # type: ignore[operator]
+        with contextlib.suppress(Closed):  # the parent is gone; the main thread notices too, and ends the process
+            while (job := jobs.get()) is not None:
+                if type(job) is int:
+                    self._step(job)
+                else:
+                    job()
 
     def _step(self, slot: int) -> None:
         before = time.perf_counter()

@@ -111,13 +111,13 @@ class Worker:
             for slot in start["slots"]:
                 self._reply("built", slot, failure)
             raise SystemExit(1) from None
+        self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
         for slot in start["slots"]:
             life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks)
             life.keep = _dumps  # what cannot travel fails in the life, with its phase and step
             if not start["build"]:
                 continue  # restarted worker: each env is built when its slot is sent
             self._build_one(life)
-        self.pulse.enter(-1, "idle")
 
     def _build_one(self, life: SlotLife) -> None:
         drive(life, life.build(), self.pulse.enter)

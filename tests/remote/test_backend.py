@@ -1,5 +1,6 @@
 """The remote backend: a fleet whose slots are sessions."""
 
+import asyncio
 import threading
 import time
 
@@ -14,7 +15,7 @@ import envfleet as ef
 from envfleet.backends.remote import RemoteBackend, count_sessions, is_remote, make_remote, remote_factory
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
 from envfleet.layout import FAULT
-from envfleet.remote import CapacityTable, ChaosProxy, ConnectFailed, Server
+from envfleet.remote import AsyncEnvClient, CapacityTable, ChaosProxy, ConnectFailed, Server
 from envfleet.rollout import Collector
 
 
@@ -244,9 +245,12 @@ def test_collect_takes_a_token(capsys, monkeypatch, tmp_path):
 
 
 def test_who_waits_for_a_lost_server_says_so(caplog):
-    with make_remote("http://127.0.0.1:9", 2, schema={}, down_timeout_s=0.3, fleet={"max_restarts": 0}) as fleet:
-        batch = fleet.reset()
-    assert (batch.status != 0).all()
+    async def two():
+        table = CapacityTable()
+        clients = [AsyncEnvClient("http://127.0.0.1:9", down_timeout_s=0.3, capacity=table) for _ in range(2)]
+        return await asyncio.gather(*(client.reset() for client in clients), return_exceptions=True)
+
+    assert all(isinstance(error, ConnectFailed) for error in asyncio.run(two()))
     told = [record.getMessage() for record in caplog.records if record.name == "envfleet.remote"]
     assert told == ["no server answers at http://127.0.0.1:9: waiting up to 0.3 s for one"]
 

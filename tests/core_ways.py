@@ -7,6 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from envfleet.backends.pipe import PipeBackend
+
+
+class SharingPipe(PipeBackend):
+    """Worker processes with a thread for every slot, as servers use them."""
+
+    def __init__(self, num_workers: int | None = None, start_method: str | None = "fork") -> None:
+        super().__init__(num_workers, start_method or "fork", threads=True)
+
+
 #: Name -> (backend, options): every way a fleet can run here. fork is the quickest to start, so it is the usual one.
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "serial": ("serial", {}),

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from envfleet.backends.base import Backend
 from envfleet.plan import Plan
-from envfleet.supervise.faults import Failure, exit_words
 from envfleet.supervise.supervisor import Supervisor
 
 
@@ -33,21 +32,12 @@ class Ending:
         if self._finalizer.detach() is None or os.getpid() != self.plan.pid:
             return
         for slot, problem in self._backend.close(timeout_s):
-            self._note_close_problem(slot, problem)
+            self._supervisor.note_close(slot, problem)
         late = [
             fault for fault in self._supervisor.faults if fault.phase == "close" or "cannot be ended" in fault.cause
         ]
         if late:
             warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=2)
-
-    def _note_close_problem(self, slot: int, problem: Any) -> None:
-        if isinstance(problem, Failure):
-            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
-            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
-            self._supervisor._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
-        else:
-            cause = f"the worker process {exit_words(problem.exit_code)}"
-            self._supervisor._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 
     def __enter__(self) -> Self:
         return self

@@ -7,10 +7,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space
 
+from envfleet.about import About
 from envfleet.actions import ActionWriter
 from envfleet.backends.base import Backend
 from envfleet.batch import Batch, pick
@@ -22,7 +21,6 @@ from envfleet.interface import EnvInterface
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
 from envfleet.slab import Slab, Slots
-from envfleet.supervise.faults import Fault
 from envfleet.supervise.supervisor import Policy, Supervisor
 
 _FOREVER = 1e9
@@ -30,7 +28,7 @@ _EVERY = slice(None)
 _NO_SLOTS = np.zeros(0, np.int64)
 
 
-class Fleet(EnvInterface, Ending):
+class Fleet(About, EnvInterface, Ending):
     """Many environments, stepped together or apart.
 
     Made by `envfleet.make`. Not thread-safe: one thread drives a fleet.
@@ -76,31 +74,6 @@ class Fleet(EnvInterface, Ending):
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
         # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
         self._finalizer = weakref.finalize(self, close_quietly, backend, os.getpid())
-
-    @property
-    def observation_space(self) -> gym.Space[Any]:
-        """The space of `batch.obs` for all slots."""
-        return batch_space(self.single_observation_space, self.num_envs)
-
-    @property
-    def action_space(self) -> gym.Space[Any]:
-        """The space of the actions for all slots."""
-        return batch_space(self.single_action_space, self.num_envs)
-
-    @property
-    def on_end(self) -> str:
-        """What happens at an episode's end: "reset" or "wait"."""
-        return self._backend.recipe.on_end
-
-    @property
-    def faults(self) -> list[Fault]:
-        """Every fault so far, oldest first."""
-        return self._supervisor.faults
-
-    @property
-    def quarantined(self) -> Slots:
-        """Slots that were given up."""
-        return np.flatnonzero(self._supervisor.quarantined)
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
@@ -274,13 +247,11 @@ class Fleet(EnvInterface, Ending):
             or self._book.has_late
             or self._closed
             or os.getpid() != self.plan.pid
+            or not self._writer.write_all(actions)
         ):
             self.send(actions)
             return self.recv(self._all, copy=copy)
         # The same as above without the checks that cannot fail here: every slot is the caller's and has an episode.
-        if not self._writer.write_all(actions):
-            self.send(actions)
-            return self.recv(self._all, copy=copy)
         self._book.actions.append((self._all, self._writer.last))
         if not self._all_step or self._supervisor.has_written:
             self.slab.scalars["command"][:] = STEP
@@ -332,22 +303,32 @@ class Fleet(EnvInterface, Ending):
         `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
         go on. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
+        self.send_reset(seed, tasks, slots, options)
+        return self.recv(self._all if slots is None else slots)
+
+    def send_reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        tasks: Any = None,
+        slots: Sequence[int] | Slots | None = None,
+        options: Any = None,
+    ) -> None:
+        """Begin a `reset` and return: `recv` gives the first observations. `options` may be a list, one per slot."""
         chosen, order = self._slots(slots)
         out = chosen[self._book.state[chosen] == OUT]
         if len(out):
             raise SlotBusy(out.tolist(), "recv() them before resetting")
+        names = (chosen if order is None else chosen[np.argsort(order)]).tolist()
         if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
-            seeds: Any = [int(seed) + int(slot) for slot in (chosen if order is None else chosen[np.argsort(order)])]
-        else:
-            seeds = seed
-        if seeds is not None or tasks is not None:
-            self.assign(slots if slots is not None else self._all, tasks=tasks, seeds=seeds)
+            seed = [int(seed) + slot for slot in names]
+        if seed is not None or tasks is not None:
+            self.assign(names, tasks=tasks, seeds=seed)
         if options is not None:
-            self._backend.give_options({slot: options for slot in chosen.tolist()})
-        for slot in chosen.tolist():
+            given = dict(zip(names, per_slot("options", options, len(names))))
+            self._backend.give_options({slot: value for slot, value in given.items() if value is not None})
+        for slot in names:
             self._supervisor.pending.pop(slot, None)
         self._submit(chosen, RESET)
-        return self.recv(chosen)
 
     def assign(self, slots: Sequence[int] | Slots, tasks: Any = None, seeds: Any = None) -> None:
         """Set what the next reset of these slots uses, automatic or not.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core_ways import WAYS, load_backend
+from core_ways import WAYS, SharingPipe, load_backend
 from envfleet.conformance import CHECKS, Start
 
 
@@ -17,6 +17,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
             starts = [pytest.param(Start(load_backend(mine)), id=mine)]
         else:
             ways = {**WAYS, "shm and parent": ("shm", {"start_method": "fork", "isolate": False})}
+            ways["pipe and threads"] = (SharingPipe, {})
             starts = [pytest.param(Start(backend, **options), id=name) for name, (backend, options) in ways.items()]
         metafunc.parametrize("start", starts)
 

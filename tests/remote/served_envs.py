@@ -1,6 +1,7 @@
 """Environments that misbehave, for servers under test; importable by the server's workers."""
 
 import os
+import threading
 import time
 
 import gymnasium
@@ -71,3 +72,30 @@ class Hidden(gymnasium.Env):
     def step(self, action):
         self.total += 1
         return self.total, 0.0, False, False, {}
+
+
+class Homesick(gymnasium.Env):
+    """Refuses to be touched by another thread than the one that built it; action 1 takes its time."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.home = threading.get_ident()
+
+    def _stay(self):
+        if threading.get_ident() != self.home:
+            raise RuntimeError("another thread")
+
+    def reset(self, *, seed=None, options=None):
+        self._stay()
+        return 0, {}
+
+    def step(self, action):
+        self._stay()
+        if action:
+            time.sleep(0.02)
+        return int(action), float(action), False, False, {}
+
+    def close(self):
+        self._stay()

@@ -1,5 +1,6 @@
 """The remote backend: a fleet whose slots are sessions."""
 
+import asyncio
 import threading
 import time
 
@@ -14,7 +15,8 @@ import envfleet as ef
 from envfleet.backends.remote import RemoteBackend, count_sessions, is_remote, make_remote, remote_factory
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
 from envfleet.layout import FAULT
-from envfleet.remote import CapacityTable, ChaosProxy, ConnectFailed, Server
+from envfleet.remote import AsyncEnvClient, CapacityTable, ChaosProxy, ConnectFailed, Server
+from envfleet.rollout import Collector
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +171,18 @@ def test_more_slots_than_sessions(small):
     until(lambda: sum(server.live() for server in small) == 0)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_collector_goes_on_with_the_sessions_there_are(mode):
+    with Server("Echo", port=0, max_sessions=3, backend="serial") as server:
+        with make_remote(server.url, num_envs=8, capacity=CapacityTable()) as fleet:
+            collector = Collector(fleet, random_actions=True, seed=1, mode=mode)
+            with pytest.warns(RuntimeWarning, match="sessions for 3 of 8 slots"):
+                rollouts = collector.collect(20)
+            assert [rollout.episode for rollout in rollouts] == list(range(20))
+            assert len({rollout.slot for rollout in rollouts}) == 3
+            assert collector.ledger.used == 20 and not fleet.faults
+
+
 def test_chaos_under_a_fleet(official):
     with ChaosProxy(official.url, stall=0.005, cut=0.01, stall_s=0.6, seed=1) as proxy:
         options = {"actions": ["x", "yy"], "message_timeout_s": 0.3, "connect_timeout_s": 0.3}
@@ -212,6 +226,33 @@ def test_collect_from_the_command_line(small, agent, capsys):
     said = capsys.readouterr().out
     assert "4 sessions free" in said and "started 12 = used 12 + dropped 0 + failed 0" in said
     until(lambda: small[1].live() == 0)
+
+
+def test_collect_takes_a_token(capsys, monkeypatch, tmp_path):
+    from envfleet.cli.main import main
+
+    with Server("Echo", port=0, max_sessions=2, backend="serial", token="sesame") as server:
+        command = ["collect", server.url, "--num-envs", "2", "--agent", "echo", "--episodes", "4"]
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "token" in said and "sesame" not in said
+        monkeypatch.setenv("ENVFLEET_TOKEN", "sesame")
+        assert main(command) == 0
+        monkeypatch.setenv("ENVFLEET_TOKEN", "wrong")
+        (tmp_path / "token").write_text("sesame\n")
+        assert main([*command, "--token-file", str(tmp_path / "token")]) == 0
+        assert "sesame" not in "".join(capsys.readouterr())
+
+
+def test_who_waits_for_a_lost_server_says_so(caplog):
+    async def two():
+        table = CapacityTable()
+        clients = [AsyncEnvClient("http://127.0.0.1:9", down_timeout_s=0.3, capacity=table) for _ in range(2)]
+        return await asyncio.gather(*(client.reset() for client in clients), return_exceptions=True)
+
+    assert all(isinstance(error, ConnectFailed) for error in asyncio.run(two()))
+    told = [record.getMessage() for record in caplog.records if record.name == "envfleet.remote"]
+    assert told == ["no server answers at http://127.0.0.1:9: waiting up to 0.3 s for one"]
 
 
 def test_what_make_is_told():

@@ -119,3 +119,14 @@ def test_nobody_starves_in_a_long_random_run():
     assert min(served) > 0.5 * max(served), served
     assert all(table.view()[url].active == open_now[url] for url in urls)
     assert table.waiting == len(tickets)
+
+
+def test_an_outage_is_told_once():
+    table = CapacityTable(clock=lambda: 0.0)
+    urls = ("http://a:1", "http://b:1")
+    tickets = [table.enter(urls, lambda: None) for _ in range(2)]
+    assert table.is_news(urls) and not table.is_news(urls)
+    assert not table.is_news(urls[:1])
+    table.choose(tickets[0])
+    table.opened(tickets[0])
+    assert table.is_news(urls), "one came back in between"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envfleet.errors import BadArgument
-from envfleet.remote import codec, errors
+from envfleet.remote import codec, errors, quickjson
 from envfleet.remote.result import action_payload
 from envfleet.remote.wire import BadFrame, Endpoint, decode, encode, parse_result
 
@@ -178,3 +178,18 @@ def test_numbers_json_lacks_become_null():
         "b": None,
         "c": None,
     }
+
+
+def test_json_is_the_standard_librarys():
+    values = [{}, [], "", "é\u2028\x00", 0, -1.5e300, True, None, {"a": [1, {"b": None}]}, {1: 2, None: 3}, (1, 2)]
+    write = quickjson.encoder(str)
+    for value in values:
+        text = json.dumps(value, separators=(",", ":"))
+        assert write(value) == text
+        assert quickjson.loads(text) == quickjson.loads(f" {text}\n") == json.loads(text)
+    assert write({"a": 1j}) == '{"a":"1j"}'
+    for bad in ("", "  ", "{", "[1] x", "nul", "'a'"):
+        with pytest.raises(ValueError, match="line 1"):
+            quickjson.loads(bad)
+    with pytest.raises(RecursionError):
+        quickjson.loads("[" * 100_000)

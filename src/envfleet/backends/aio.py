@@ -45,6 +45,7 @@ class AioBackend(LocalBackend):
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Start the loop and build the envs side by side."""
         self._make_lives(recipe)
+        self._done.on_add = self.on_done
         self.num_workers = min(self._wanted or min(recipe.num_slots, 64), recipe.num_slots)
         self.worker_of = np.arange(recipe.num_slots)
         self.pulses = Pulse.local(recipe.num_slots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,9 @@ class Backend(abc.ABC):
     has_deadlines = True
     #: Whether a slot whose call was abandoned may be rebuilt (else it is quarantined).
     can_rebuild_abandoned = False
+    #: Called, in whatever thread, when something may be there for `wait`: for callers who wait in an event loop of
+    #: their own. Set it before `start`. Workers that are processes are heard by `sockets` instead.
+    on_done: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self.recipe: Recipe
@@ -114,6 +117,14 @@ class Backend(abc.ABC):
     def kill(self, worker: int) -> str:
         """End a stuck worker (or give its call up); returns the Python stacks it was seen in."""
         raise AssertionError(f"{self.name} has no deadlines")  # the supervisor asks has_deadlines first
+
+    def runnable(self) -> list[int] | None:
+        """Slots that can have an env at the same time right now, where that is limited; None: all of them."""
+        return None
+
+    def sockets(self) -> Collection[int]:
+        """File descriptors that can be read when something is there for `wait`; a restarted worker has a new one."""
+        return ()
 
     def give_tasks(self, tasks: Mapping[int, bytes]) -> None:
         """Make task values known to the workers before slots that use them are submitted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,6 +24,7 @@ class DoneList:
     """
 
     def __init__(self) -> None:
+        self.on_add: Callable[[], None] | None = None  # called after every `add`, in the thread that adds
         self._slots: deque[int] = deque()
         self._target = 0  # how many the waiter wants; 0: nobody waits
         self._bell = threading.Lock()
@@ -38,6 +40,8 @@ class DoneList:
                 self._bell.release()
             except RuntimeError:
                 pass  # another thread rang in the same moment
+        if self.on_add is not None:
+            self.on_add()
 
     def take(self, at_least: int, timeout_s: float) -> list[int]:
         """Everything done, once that is `at_least` slots or the time is over."""

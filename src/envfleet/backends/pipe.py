@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from envfleet.backends.processes import ProcessBackend, WorkerHandle
+from envfleet.backends.handle import WorkerHandle
+from envfleet.backends.processes import ProcessBackend
 from envfleet.layout import Layout
 from envfleet.slab import Slab
 
 
 class PipeBackend(ProcessBackend):
-    """Rows travel with the messages."""
+    """Rows travel with the messages.
+
+    With `threads` every slot has a thread of its own in its worker, so that a slow one delays none of those it shares the
+    process with. That costs a wake-up a step; a server's sessions, which do not wait for each other, need it.
+    """
 
     name = "pipe"
     by_value = True
+
+    def __init__(self, num_workers: int | None = None, start_method: str | None = None, threads: bool = False) -> None:
+        super().__init__(num_workers, start_method)
+        self.threads = threads
 
     def _make_slab(self, layout: Layout) -> Slab:
         return Slab(layout, self.recipe.num_slots)

@@ -13,40 +13,24 @@ import select
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from envfleet.backends.base import Backend, Finished, Loss, spread
+from envfleet.backends.handle import WorkerHandle
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
-from envfleet.supervise.channel import Closed, ParentChannel, pair
+from envfleet.supervise.channel import Closed, pair
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.keeper import checked_pid
 from envfleet.supervise.launcher import Keeper, check_start_method
 from envfleet.supervise.machine import usable_cpus
-from envfleet.supervise.memory import Pulse, Segment, anonymous_file
+from envfleet.supervise.memory import Pulse, Segment
 from envfleet.supervise.worker import DONE_HEAD, DOWN, STACK_SIGNAL, UP
-
-
-class WorkerHandle:
-    """The parent's handle of one worker process."""
-
-    def __init__(self, index: int, slots: list[int]) -> None:
-        self.index = index
-        self.slots = slots
-        self.channel: ParentChannel | None = None
-        self.pid = -1
-        self.attached = False  # it has been told of its rows
-        self.stack_fd = anonymous_file("envfleet-stack")
-
-    @property
-    def alive(self) -> bool:
-        """Whether its process is there, as far as its socket tells."""
-        return self.channel is not None
 
 
 class ProcessBackend(Backend):
@@ -54,6 +38,7 @@ class ProcessBackend(Backend):
 
     can_kill = True
     by_value: bool
+    threads = False  # whether every slot has a thread of its own in its worker
 
     def __init__(self, num_workers: int | None = None, start_method: str | None = None) -> None:
         super().__init__()
@@ -79,12 +64,15 @@ class ProcessBackend(Backend):
         self._factories = recipe.pack()  # before any process starts: what cannot be pickled is refused here
         self.num_workers = min(self._wanted or usable_cpus(), recipe.num_slots)
         self.worker_of = spread(recipe.num_slots, self.num_workers)
-        self._pulse_segment = Segment.create(self.num_workers * 64)
+        self._pulse_segment = Segment.create((recipe.num_slots if self.threads else self.num_workers) * 64)
         words = np.frombuffer(self._pulse_segment.map, np.int64).reshape(-1, 8)
         words[:, 0] = -1
-        self.pulses = [Pulse(words[i]) for i in range(self.num_workers)]
+        self.pulses = [Pulse(row) for row in words]
         self._keeper = Keeper(self.start_method or "")
-        self._workers = [WorkerHandle(i, np.flatnonzero(self.worker_of == i).tolist()) for i in range(self.num_workers)]
+        for i in range(self.num_workers):
+            slots = np.flatnonzero(self.worker_of == i).tolist()
+            pulses = [self.pulses[slot] for slot in slots] if self.threads else [self.pulses[i]]
+            self._workers.append(WorkerHandle(i, slots, pulses))
         for worker in self._workers:
             if not self._is_own(worker.index):
                 self._launch(worker, build=True)
@@ -102,7 +90,7 @@ class ProcessBackend(Backend):
         assert self._keeper is not None
         ours, theirs = pair()
         # The deadline begins now: starting the process and loading the factory may hang as a constructor may.
-        self.pulses[worker.index].enter(worker.slots[0], "init")
+        worker.pulses[0].enter(worker.slots[0], "init")
         os.ftruncate(worker.stack_fd, 0)
         try:
             fds = [theirs.fileno(), self._pulse_segment.fd, worker.stack_fd]
@@ -121,6 +109,7 @@ class ProcessBackend(Backend):
             "worker": worker.index,
             "pulse_bytes": self._pulse_segment.size_bytes,
             "by_value": self.by_value,
+            "threads": self.threads,
             "factories": self._factories,
             "slots": worker.slots,
             "on_end": self.recipe.on_end,
@@ -141,7 +130,7 @@ class ProcessBackend(Backend):
                 for slot in self._workers[loss.worker].slots:
                     self._built.setdefault(slot, loss)
             for worker in self._workers:
-                slot, phase, since = self.pulses[worker.index].read()
+                slot, phase, since = worker.doing()
                 if slot >= 0 and worker.alive and time.monotonic() - since > self.recipe.init_timeout_s:
                     text = f"__init__ took longer than init_timeout_s={self.recipe.init_timeout_s:g}"
                     self._built[slot] = Failure("init", text, self.kill(worker.index))
@@ -191,6 +180,10 @@ class ProcessBackend(Backend):
             if enough or left <= 0:
                 finished, self._finished = self._finished, Finished()
                 return finished
+
+    def sockets(self) -> Collection[int]:
+        """Of the living workers."""
+        return self._by_fd.keys()
 
     def _poll(self, timeout_s: float) -> None:
         for fd, _ in self._poller.poll(timeout_s * 1000):
@@ -252,8 +245,8 @@ class ProcessBackend(Backend):
         if worker.channel is None:
             return
         self._forget(worker)
-        slot, phase, _ = self.pulses[worker.index].read()
-        self.pulses[worker.index].enter(-1, "idle")
+        slot, phase = worker.last_seen()
+        worker.rest()
         assert self._keeper is not None
         code = self._keeper.exit_code(worker.pid, 2.0)
         if code is None:  # it closed its socket but lives on: end it
@@ -334,7 +327,7 @@ class ProcessBackend(Backend):
         assert self._keeper is not None
         stack = self._stack(stuck)
         self._forget(stuck)
-        self.pulses[worker].enter(-1, "idle")
+        stuck.rest()
         self._keeper.kill(stuck.pid)
         self._keeper.exit_code(stuck.pid, 2.0)
         return stack
@@ -373,7 +366,7 @@ class ProcessBackend(Backend):
         problems = self._closing
         for worker in self._workers:
             if worker.alive:
-                slot, phase, _ = self.pulses[worker.index].read()
+                slot, phase, _ = worker.doing()
                 stack = self.kill(worker.index)
                 if slot >= 0:
                     why = f"did not return within {timeout_s:g} s; its worker was killed"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from envfleet.backends.aio import AioBackend
 from envfleet.backends.base import Loss
 from envfleet.errors import BadArgument
+from envfleet.remote.errors import CapacityReached, ConnectFailed
 from envfleet.slot import SlotLife
 from envfleet.supervise.faults import Failure
 
@@ -60,6 +61,27 @@ class RemoteBackend(RenewingBackend):
     def _discard(self, env: RemoteEnv) -> None:
         self._loop.call_soon_threadsafe(env.drop)
 
+    def runnable(self) -> list[int] | None:
+        """Slots that have a session, and as many more as the servers have free: asks them. One at least, to wait."""
+        factory = self.recipe.factories[0]
+        if not isinstance(factory, RemoteFactory):
+            return None
+        lives = [life for life in self.lives if life.env is not None]
+        seated = [life.slot for life in lives if life.env.client.connected]
+        waiting = [life.slot for life in self.lives if life.slot not in seated]
+        if not waiting:
+            return None
+        asking = asyncio.run_coroutine_threadsafe(
+            _count_sessions(factory.urls, len(waiting), 1.0, factory.client_options), self._loop
+        )
+        try:
+            found = asking.result()
+        except CapacityReached:
+            found = 0 if seated else 1
+        except ConnectFailed:
+            return None  # they may come back; the slots have deadlines of their own
+        return sorted(seated + waiting[:found])
+
     async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:
         # All at once: one server that no longer answers must not use up the time of the others.
         waiting = [task for task in self._running.values() if not task.done()]
@@ -81,6 +103,13 @@ class RemoteFactory:
 
     urls: tuple[str, ...]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """The options that are the client's, not the view's."""
+        from envfleet.remote.slots import VIEW_OPTIONS
+
+        return {name: value for name, value in self.options.items() if name not in VIEW_OPTIONS}
 
     def __call__(self) -> RemoteEnv:
         """Build one env."""
@@ -132,20 +161,22 @@ def count_sessions(urls: Any, wanted: int, timeout_s: float = 1.0, **options: An
         >>> def as_many_as_there_are(url):
         ...     return make_remote(url, num_envs=count_sessions(url, 64))
     """
+    return asyncio.run(_count_sessions(urls, wanted, timeout_s, options))
+
+
+async def _count_sessions(urls: Any, wanted: int, timeout_s: float, options: Mapping[str, Any]) -> int:
     from envfleet.remote.capacity import CapacityTable
     from envfleet.remote.client import AsyncEnvClient
 
-    async def count() -> int:
-        options.update(capacity=CapacityTable(), capacity_timeout_s=timeout_s)
-        clients = [AsyncEnvClient(urls, **options) for _ in range(wanted)]
-        results = await asyncio.gather(*(client._open() for client in clients), return_exceptions=True)
-        await asyncio.gather(*(client.close() for client in clients))
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if len(failures) == wanted:
-            raise failures[0]
-        return wanted - len(failures)
-
-    return asyncio.run(count())
+    # A table of its own: what is learnt from asking for too many must not slow down those who come after.
+    mine = {**options, "capacity": CapacityTable(), "capacity_timeout_s": timeout_s}
+    clients = [AsyncEnvClient(urls, **mine) for _ in range(wanted)]
+    results = await asyncio.gather(*(client._open() for client in clients), return_exceptions=True)
+    await asyncio.gather(*(client.close() for client in clients))
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if len(failures) == wanted:
+        raise failures[0]
+    return wanted - len(failures)
 
 
 def make_remote(

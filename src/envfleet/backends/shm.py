@@ -16,8 +16,9 @@ import numpy as np
 
 from envfleet import native
 from envfleet.backends.base import Finished, Loss
+from envfleet.backends.handle import WorkerHandle
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.backends.processes import ProcessBackend, WorkerHandle
+from envfleet.backends.processes import ProcessBackend
 from envfleet.layout import ALIGN, Layout
 from envfleet.slab import Slab, Slots
 from envfleet.slot import SlotLife, drive

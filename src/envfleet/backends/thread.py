@@ -57,6 +57,7 @@ class ThreadBackend(LocalBackend):
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Start the threads and let them build their envs side by side."""
         self._make_lives(recipe)
+        self._done.on_add = self.on_done
         self.num_workers = min(self._wanted or min(recipe.num_slots, 64), recipe.num_slots)
         self.worker_of = spread(recipe.num_slots, self.num_workers)
         self.pulses = Pulse.local(self.num_workers)

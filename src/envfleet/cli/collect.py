@@ -42,6 +42,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="default: sync")
     parser.add_argument("--max-steps", type=int, help="cut episodes off after so many steps")
     parser.add_argument("--max-retries", type=int, default=2, help="begin an episode again after a fault (default: 2)")
+    parser.add_argument(
+        "--token-file", type=Path, help="file with the servers' token (default: the variable ENVFLEET_TOKEN)"
+    )
     parser.add_argument("--infos", action="store_true", help="store the info dicts too")
     parser.set_defaults(run=run)
     return parser
@@ -97,13 +100,16 @@ class _Counted:
 
 def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
     from envfleet.backends.remote import count_sessions, is_remote
+    from envfleet.cli.serve import read_token
     from envfleet.making import make
     from envfleet.rollout.collector import Collector
 
-    workers = {} if args.workers is None else {"num_workers": args.workers}
+    workers: dict[str, Any] = {} if args.workers is None else {"num_workers": args.workers}
     env, num_envs = _env(args.env), args.num_envs
     if is_remote(env):
-        num_envs = count_sessions(env, num_envs)
+        token = read_token(args.token_file)
+        workers["env_kwargs"] = {"token": token}
+        num_envs = count_sessions(env, num_envs, token=token)
         if num_envs < args.num_envs:
             print(f"the servers have {num_envs} sessions free, so {num_envs} run at once", flush=True)
     with make(env, num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:

@@ -28,13 +28,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument("--max-sessions", type=int, default=64, help="environments at once (default: 64)")
     parser.add_argument(
-        "--workers", type=int, default=None, help="processes the sessions share (default: one each, up to 64)"
+        "--workers", type=int, default=None, help="processes the sessions share (default: one a processor, at least 2)"
     )
     parser.add_argument(
         "--backend",
         default="auto",
         choices=["auto", "pipe", "thread", "aio", "serial"],
-        help="where environments run (default: auto, a process per session)",
+        help="where environments run (default: auto, worker processes with a thread for each session)",
     )
     parser.add_argument("--idle-timeout-s", type=float, default=300.0, help="end silent sessions (default: 300)")
     parser.add_argument("--step-timeout-s", type=float, default=60.0, help="end stuck steps (default: 60)")

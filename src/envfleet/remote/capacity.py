@@ -29,6 +29,7 @@ class _Place:
     retry_s: float = RETRY_S
     down_until: float = 0.0
     down_s: float = DOWN_S
+    mourned: bool = False  # somebody was told that it is down
     refusals: int = 0
 
 
@@ -106,7 +107,7 @@ class CapacityTable:
         with self._lock:
             url, place = self._end_try(ticket)
             place.active += 1
-            place.down_until, place.down_s = 0.0, DOWN_S
+            place.down_until, place.down_s, place.mourned = 0.0, DOWN_S, False
             if place.limit is not None and place.active > place.limit:
                 place.limit, place.retry_s, place.retry_at = place.active, RETRY_S, 0.0
             self._queue.remove(ticket)
@@ -163,6 +164,15 @@ class CapacityTable:
         with self._lock:
             now = self._clock()
             return all(self._places[url].down_until > now for url in urls)
+
+    def is_news(self, urls: Sequence[str]) -> bool:
+        """Whether nobody was told yet that these servers are down: true once in an outage, however many wait."""
+        with self._lock:
+            places = [self._places[url] for url in urls]
+            news = not all(place.mourned for place in places)
+            for place in places:
+                place.mourned = True
+            return news
 
     def view(self) -> dict[str, PlaceView]:
         """The table, for people and statistics."""

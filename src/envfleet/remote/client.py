@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,8 @@ from envfleet.errors import BadArgument, ResetNeeded
 from envfleet.remote import errors, wire
 from envfleet.remote.capacity import CapacityTable, Ticket, shared_table
 from envfleet.remote.result import Fields, StepResult, action_payload
+
+_log = logging.getLogger("envfleet.remote")
 
 
 @dataclass(frozen=True)
@@ -332,6 +335,9 @@ class AsyncEnvClient:
         if down and waited >= self.config.down_timeout_s:
             reasons = "; ".join(ticket.failures.get(url, "down") for url in ticket.urls)
             raise errors.ConnectFailed(", ".join(ticket.urls), reasons)
+        if down and self._table.is_news(ticket.urls):
+            wait_s = self.config.down_timeout_s
+            _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(ticket.urls), wait_s)
         if not down and waited >= self.config.capacity_timeout_s:
             active, most = (last.active, last.max) if last else (None, None)
             raise errors.CapacityReached(", ".join(ticket.urls), active, most, round(waited, 3))

@@ -11,21 +11,23 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from envfleet.backends.base import Backend
+from envfleet.batch import Batch
 from envfleet.errors import BadArgument, FaultError
 from envfleet.fleet import Fleet
-from envfleet.layout import RESET
 from envfleet.making import make
 from envfleet.remote.codec import Dialect
 from envfleet.remote.seats import SEAT, SeatFactory
+from envfleet.slab import Slots
+from envfleet.supervise.machine import usable_cpus
 
 _LOOK_S = 0.05  # how often deadlines are looked at while something is out
+_KEPT_FAULTS = 1000  # a server runs for months
 _GATHER_S = 0.0005  # a receive costs about this much for one row or for sixty: under load, wait for company
 
 
@@ -40,22 +42,12 @@ class Row:
     info: dict[str, Any]
 
 
-class _RingingQueue(SimpleQueue):  # type: ignore[type-arg]
-    """The queue of a thread or aio backend, which tells the event loop when something was put."""
-
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        super().put(item)
-        self._ring()
-
-
 def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool) -> tuple[Backend, str]:
     """The backend for the seats: its object, and its name for people.
 
-    "auto" gives every session a process of its own (up to 64), or the event loop for environments with
-    coroutines. `shm` is not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
+    "auto" is the event loop for environments with coroutines, else worker processes: one for each processor (two at
+    least), with a thread for every session. With as many workers as sessions each has a process of its own. `shm` is
+    not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
     """
     from envfleet.backends.pipe import PipeBackend
     from envfleet.backends.serial import SerialBackend
@@ -70,11 +62,11 @@ def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool
             if is_async
             else "backend 'aio' is for environments with coroutines; use 'pipe' or 'thread'"
         )
-    wanted = workers or (min(seats, 64) if backend == "pipe" else seats)
     if backend == "pipe":
-        return PipeBackend(wanted), backend
+        processes = min(workers or max(2, usable_cpus()), seats)
+        return PipeBackend(processes, threads=processes < seats), backend
     if backend == "thread":
-        return ThreadBackend(wanted), backend
+        return ThreadBackend(workers or seats), backend
     if backend == "aio":
         return LoopBackend(), backend
     if backend == "serial":
@@ -133,8 +125,7 @@ class FleetHost:
         """Start the workers (their seats are empty, so this builds no environment)."""
         self._loop = asyncio.get_running_loop()
         init_timeout_s, step_timeout_s = self._timeouts
-        if isinstance(getattr(self._backend, "_done", None), SimpleQueue):  # thread and aio; processes have sockets
-            vars(self._backend)["_done"] = _RingingQueue(self._ring)
+        self._backend.on_done = self._ring
         # In this thread: a fleet belongs to the thread that made it, and nothing is served yet.
         self._fleet = make(
             self._factory,
@@ -230,22 +221,20 @@ class FleetHost:
             self._collect()
 
     def _send(self, fleet: Fleet, steps: dict[int, Any]) -> None:
-        lost = fleet._supervisor.lost
-        for slot in [slot for slot in steps if lost[slot]]:
-            # Its worker went down while nobody was looking: the client hears of it now.
-            del steps[slot]
-            self._fail(slot, fleet._supervisor.last_fault(slot).error())
-        if steps:
+        while steps:
             slots = sorted(steps)
-            fleet.send([steps[slot] for slot in slots], np.array(slots, np.int64))
+            try:
+                fleet.send([steps[slot] for slot in slots], np.array(slots, np.int64))
+                return
+            except FaultError as error:
+                # Its worker went down while nobody was looking: the client hears of it now. Nothing was sent.
+                del steps[error.fault.slot]
+                self._fail(error.fault.slot, error)
 
     def _send_resets(self, fleet: Fleet, resets: dict[int, tuple[int | None, dict[str, Any]]]) -> None:
         slots = sorted(resets)
-        fleet.assign(slots, seeds=[resets[slot][0] for slot in slots])
-        options = {slot: resets[slot][1] for slot in slots if resets[slot][1]}
-        if options:
-            self._backend.give_options(options)
-        fleet._submit(np.array(slots, np.int64), RESET)
+        options = [resets[slot][1] or None for slot in slots]
+        fleet.send_reset([resets[slot][0] for slot in slots], slots=slots, options=options)
 
     def _look(self) -> None:
         self._timer = None
@@ -281,14 +270,15 @@ class FleetHost:
 
     def _watch(self) -> None:
         """Listen to the workers' sockets; a restarted worker has a new one."""
-        sockets = getattr(self._backend, "_by_fd", None)
-        if sockets is None or sockets.keys() == self._readers:
+        sockets = self._backend.sockets()
+        if sockets == self._readers:
             return
-        for fd in self._readers - sockets.keys():
+        now = set(sockets)
+        for fd in self._readers - now:
             self._loop.remove_reader(fd)
-        for fd in sockets.keys() - self._readers:
+        for fd in now - self._readers:
             self._loop.add_reader(fd, self._heard)
-        self._readers = set(sockets)
+        self._readers = now
 
     def _collect(self) -> None:
         """Receive what has finished and wake those who wait for it."""
@@ -296,23 +286,31 @@ class FleetHost:
         if fleet is None:
             return
         ready = fleet.ready()
-        pending = fleet._supervisor.pending
-        if pending:
-            for slot in [int(slot) for slot in ready if int(slot) in pending]:
-                try:
-                    fleet.recv([slot])
-                except FaultError as error:
-                    self._fail(slot, error)
-            ready = np.array([slot for slot in fleet.ready() if int(slot) not in pending], np.int64)
-        if len(ready):
-            batch = fleet.recv(ready)
-            reward, terminated, truncated = batch.reward.tolist(), batch.terminated.tolist(), batch.truncated.tolist()
-            obs, info, pick = batch.obs, batch.info, self._pick
-            for i, slot in enumerate(ready.tolist()):
-                future = self._waiting.pop(slot, None)
-                if future is not None and not future.done():
-                    future.set_result(Row(pick(obs, i), reward[i], terminated[i], truncated[i], info[i]))
+        while len(ready):
+            try:
+                self._deliver(ready, fleet.recv(ready))
+                break
+            except FaultError as error:
+                ready = self._drop_failed(fleet, ready, error)
         self._watch()
+
+    def _drop_failed(self, fleet: Fleet, ready: Slots, error: FaultError) -> Slots:
+        """Tell those whose slots failed; the receive took all of them and left the others, which are returned."""
+        left = fleet.ready()
+        for slot in np.setdiff1d(ready, left).tolist():
+            fault = next(fault for fault in reversed(fleet.faults) if fault.slot == slot)
+            self._fail(slot, error if fault is error.fault else fault.error())
+        if len(fleet.faults) > _KEPT_FAULTS:
+            fleet.faults[:] = {fault.slot: fault for fault in fleet.faults}.values()  # the newest of each slot
+        return left
+
+    def _deliver(self, slots: Slots, batch: Batch) -> None:
+        reward, terminated, truncated = batch.reward.tolist(), batch.terminated.tolist(), batch.truncated.tolist()
+        obs, info, pick = batch.obs, batch.info, self._pick
+        for i, slot in enumerate(slots.tolist()):
+            future = self._waiting.pop(slot, None)
+            if future is not None and not future.done():
+                future.set_result(Row(pick(obs, i), reward[i], terminated[i], truncated[i], info[i]))
 
     def _fail(self, slot: int, error: Exception) -> None:
         future = self._waiting.pop(slot, None)

@@ -199,7 +199,8 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
     except InvalidStatus as error:
         status = error.response.status_code
         if status in (401, 403):
-            raise Unauthorized(endpoint.public, f"the server answered {status}: it wants a (different) token") from None
+            why = f"the server answered {status}: it wants a (different) token; token=…, or ENVFLEET_TOKEN for commands"
+            raise Unauthorized(endpoint.public, why) from None
         if status in (429, 503):  # it has more connections than it answers at all
             raise CapacityReached(endpoint.public) from None
         raise ConnectFailed(endpoint.public, f"it answered HTTP {status} to a WebSocket request") from None

@@ -27,6 +27,7 @@ class LoopBackend(RenewingBackend):
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Build the envs here and now."""
         self._make_lives(recipe)
+        self._done.on_add = self.on_done
         self.num_workers = recipe.num_slots
         self.worker_of = np.arange(recipe.num_slots)
         self.pulses = Pulse.local(recipe.num_slots)

@@ -31,11 +31,13 @@ class ServerConfig:
     Args:
         host, port: where to listen; port 0 takes a free one. Other machines reach it only if `host` says so.
         max_sessions: environments at once; who comes later hears CAPACITY_REACHED.
-        backend: "auto" (a process per session; the event loop for environments with coroutines), "pipe",
-            "thread", "aio", or "serial" (in the server itself: fastest, and no protection from the environment).
-        workers: processes (or threads) the sessions share; None is one each, up to 64 processes.
+        backend: "auto" ("pipe", or "aio" for environments with coroutines), "pipe" (worker processes with a thread
+            for each session), "thread", "aio" (the server's own event loop), or "serial" (in the server itself:
+            fastest, and no protection from the environment).
+        workers: processes (or threads) the sessions share; None is a process for each processor and two at least,
+            `max_sessions` a process for each session.
         idle_timeout_s: a session without a message for so long is ended.
-        step_timeout_s: a step (or reset) past it fails; in a process of its own it is also ended.
+        step_timeout_s: a step (or reset) past it fails; its worker process is ended, and who shares it is told.
         max_message_bytes: larger messages end the session.
         token: what clients must send as `Authorization: Bearer …`; None lets everyone in.
         ping_s: WebSocket keep-alive; a client that does not answer for as long again is gone.

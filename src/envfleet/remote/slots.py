@@ -13,7 +13,7 @@ from envfleet.remote.client import AsyncEnvClient, ClientConfig, endpoints_of
 from envfleet.remote.errors import ConnectFailed
 from envfleet.remote.http import get_json
 
-_VIEW_OPTIONS = ("observation_mode", "action_mode", "actions", "text_length", "max_steps", "schema")
+VIEW_OPTIONS = ("observation_mode", "action_mode", "actions", "text_length", "max_steps", "schema")
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
@@ -105,7 +105,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
 def shared_schema(urls: Sequence[str], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The `/schema` of the first server that answers."""
-    config = ClientConfig.of({key: value for key, value in options.items() if key not in _VIEW_OPTIONS})
+    config = ClientConfig.of({key: value for key, value in options.items() if key not in VIEW_OPTIONS})
     failures = []
     for endpoint in endpoints_of(urls, config).values():
         try:

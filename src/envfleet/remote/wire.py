@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import numpy as np
 
 from envfleet.errors import BadArgument
+from envfleet.remote import quickjson
 from envfleet.remote.codec import jsonable
 from envfleet.remote.result import Fields, StepResult
 
@@ -89,8 +90,8 @@ def _unless_array(value: Any) -> Any:
     return jsonable(value)
 
 
-_text = json.JSONEncoder(separators=(",", ":"), default=jsonable).encode
-_text_unless_array = json.JSONEncoder(separators=(",", ":"), default=_unless_array).encode
+_text = quickjson.encoder(jsonable)
+_text_unless_array = quickjson.encoder(_unless_array)
 
 
 def encode(kind: str, data: Any = None, *, binary: bool = False) -> str | bytes:
@@ -127,7 +128,7 @@ def encode_binary(message: dict[str, Any]) -> str | bytes:
 def decode(frame: str | bytes) -> tuple[str, Any]:
     """The type and the data of a frame; raises BadFrame."""
     try:
-        message = json.loads(frame) if isinstance(frame, str) else _decode_binary(frame)
+        message = quickjson.loads(frame) if isinstance(frame, str) else _decode_binary(frame)
     except (ValueError, RecursionError, KeyError, TypeError, struct.error) as error:
         raise BadFrame(f"not a frame: {str(error)[:200]}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

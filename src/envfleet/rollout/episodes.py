@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,8 +54,14 @@ class EpisodeRun:
         self.seated: dict[int, Ticket] = {}
         self.coming: dict[int, Ticket] = {}  # assigned ahead: the automatic reset will begin it
         self.held: dict[int, Ticket] = {}  # begun (reset) but not yet acting
-        gone = set(fleet.quarantined.tolist())
-        self.idle: set[int] = set(range(fleet.num_envs)) - gone
+        self.idle: set[int] = set(fleet.runnable().tolist())
+        gone = set(range(fleet.num_envs)) - self.idle
+        if len(gone) > len(fleet.quarantined):
+            warnings.warn(
+                f"the servers have sessions for {len(self.idle)} of {fleet.num_envs} slots: so many run at once",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         for slot in gone:
             office.close_slot(slot)
         self.done: dict[int, Rollout | None] = {}  # position → episode, or None: it failed for good

@@ -134,7 +134,8 @@ class Supervisor:
             else:
                 what = f"timed out in {loss.phase}" if timed_out else f"was in {loss.phase} when the process {words}"
                 shared = f"it shared worker {loss.worker} with slot {culprit}, which {what}"
-                cause = shared if culprit >= 0 else f"the worker process {words} while idle"
+                idle = " while idle" if loss.phase == "idle" else ""
+                cause = shared if culprit >= 0 else f"the worker process {words}{idle}"
                 fault = self._record(
                     slot,
                     "lost",
@@ -156,16 +157,16 @@ class Supervisor:
         if not backend.has_deadlines or (not force and now - self._last_look < _LOOK_S):
             return
         self._last_look = now
-        for worker, pulse in enumerate(backend.pulses):
+        for i, pulse in enumerate(backend.pulses):
             slot, phase, since = seen = pulse.read()
             limit = backend.recipe.timeout_s(phase)
             if slot < 0 or phase == "idle" or now - since <= limit:
-                self._suspect.pop(worker, None)
-            elif self._suspect.get(worker) != seen:
-                self._suspect[worker] = seen  # two looks in a row: see Pulse
+                self._suspect.pop(i, None)
+            elif self._suspect.get(i) != seen:
+                self._suspect[i] = seen  # two looks in a row: see Pulse
             else:
-                self._suspect.pop(worker)
-                self._timed_out(worker, slot, phase, limit)
+                self._suspect.pop(i)
+                self._timed_out(int(backend.worker_of[slot]), slot, phase, limit)
 
     def next_look_s(self) -> float:
         """How long to wait before looking at deadlines again, or until a rebuild is due if that is sooner."""
@@ -328,6 +329,16 @@ class Supervisor:
             for other in faults[1:]:
                 error.add_note(f"also: {other}")
             raise error
+
+    def note_close(self, slot: int, problem: Failure | Loss) -> None:
+        """Record what went wrong in closing a slot."""
+        if isinstance(problem, Failure):
+            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
+            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
+            self._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
+        else:
+            cause = f"the worker process {exit_words(problem.exit_code)}"
+            self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 
     def _look_for_trouble(self) -> None:
         self.troubled = bool(

@@ -53,7 +53,11 @@ def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> 
     faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
     channel = Channel(socket.socket(fileno=sock_fd))
     with contextlib.suppress(Closed):  # the parent is gone
-        Worker(channel, pulse_fd).serve()
+        start = pickle.loads(channel.recv())
+        kind = Worker
+        if start["threads"]:
+            from envfleet.supervise.sharing import SharingWorker as kind
+        kind(channel, pulse_fd, start).serve()
 
 
 def settle(keeper_pid: int, *fds: int) -> None:
@@ -68,16 +72,15 @@ def settle(keeper_pid: int, *fds: int) -> None:
 class Worker:
     """The slots of this process, and the loop over the parent's messages."""
 
-    def __init__(self, channel: Channel, pulse_fd: int) -> None:
+    def __init__(self, channel: Channel, pulse_fd: int, start: dict[str, Any]) -> None:
         self.channel = channel
-        start = pickle.loads(channel.recv())
         sys.path[:] = start["path"]
         with contextlib.suppress(OSError):  # a folder that is gone meanwhile: an env that needs it will say so
             os.chdir(start["cwd"])
         self.by_value: bool = start["by_value"]
-        words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
+        self.words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
         self.index: int = start["worker"]
-        self.pulse = Pulse(words[self.index])
+        self.pulse = Pulse(self.words[start["slots"][0] if start["threads"] else self.index])
         self.tasks: dict[int, bytes] = start["tasks"]
         self.lives: dict[int, SlotLife] = {}
         self.slab: Slab | None = None
@@ -108,14 +111,17 @@ class Worker:
             for slot in start["slots"]:
                 self._reply("built", slot, failure)
             raise SystemExit(1) from None
+        self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
         for slot in start["slots"]:
             life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks)
             life.keep = _dumps  # what cannot travel fails in the life, with its phase and step
             if not start["build"]:
                 continue  # restarted worker: each env is built when its slot is sent
-            drive(life, life.build(), self.pulse.enter)
-            self._reply("built", slot, life.failure or self._described(life))
-        self.pulse.enter(-1, "idle")
+            self._build_one(life)
+
+    def _build_one(self, life: SlotLife) -> None:
+        drive(life, life.build(), self.pulse.enter)
+        self._reply("built", life.slot, life.failure or self._described(life))
 
     def _described(self, life: SlotLife) -> Any:
         try:
@@ -244,31 +250,44 @@ class Worker:
         for life in self.lives.values():
             life.attach(self.slab)
         if compiled is not None:
-            words = self.pulse.words
-            self.runner = native.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
+            self._make_runner(compiled, arena)
+
+    def _make_runner(self, compiled: Any, arena: Any) -> None:
+        assert self.slab is not None
+        words = self.pulse.words
+        self.runner = native.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
 
     def _call(
         self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         life = self.lives[slot]
+        pulse = self.pulse_of(slot)
         try:
-            self.pulse.enter(slot, phase)
+            pulse.enter(slot, phase)
             reply = cloudpickle.dumps(("called", slot, ticket, call_life(life, phase, name, args, kwargs)))
         except BaseException as error:
             reply = cloudpickle.dumps(("called", slot, ticket, Failure.of(error, phase)))
         finally:
-            self.pulse.enter(-1, "idle")
+            pulse.enter(-1, "idle")
         self.channel.send(b"R" + reply)
+
+    def pulse_of(self, slot: int) -> Pulse:
+        """The pulse that tells of this slot."""
+        return self.pulse
 
     def _close(self) -> None:
         for life in self.lives.values():
-            try:
-                self.pulse.enter(life.slot, "close")
-                life.close()
-            except (Exception, SystemExit) as error:
-                self._reply("closed", life.slot, Failure.of(error, "close"))
-        self.pulse.enter(-1, "idle")
+            self._close_one(life)
         self._reply("bye")
+
+    def _close_one(self, life: SlotLife) -> None:
+        pulse = self.pulse_of(life.slot)
+        try:
+            pulse.enter(life.slot, "close")
+            life.close()
+        except (Exception, SystemExit) as error:
+            self._reply("closed", life.slot, Failure.of(error, "close"))
+        pulse.enter(-1, "idle")
 
 
 def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

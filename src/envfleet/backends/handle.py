@@ -1,0 +1,40 @@
+"""The parent's handle of one worker process: its socket, and the pulses that tell what it is doing."""
+
+from __future__ import annotations
+
+from envfleet.supervise.channel import ParentChannel
+from envfleet.supervise.memory import Pulse, anonymous_file
+
+
+class WorkerHandle:
+    """One worker process. It has one pulse, or one for every slot when its slots have threads of their own."""
+
+    def __init__(self, index: int, slots: list[int], pulses: list[Pulse]) -> None:
+        self.index = index
+        self.slots = slots
+        self.pulses = pulses
+        self.channel: ParentChannel | None = None
+        self.pid = -1
+        self.attached = False  # it has been told of its rows
+        self.stack_fd = anonymous_file("envfleet-stack")
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there, as far as its socket tells."""
+        return self.channel is not None
+
+    def doing(self) -> tuple[int, str, float]:
+        """The call it has been in for longest: (slot or -1, phase, since when)."""
+        return min((pulse.read() for pulse in self.pulses), key=lambda seen: (seen[0] < 0, seen[2]))
+
+    def last_seen(self) -> tuple[int, str]:
+        """(slot, phase) it was in when it ended; slot -1 when it was in none, or in several and any may be to blame."""
+        busy = [seen for seen in (pulse.read() for pulse in self.pulses) if seen[0] >= 0]
+        if len(busy) == 1:
+            return busy[0][0], busy[0][1]
+        return -1, busy[0][1] if busy else "idle"
+
+    def rest(self) -> None:
+        """Its process is gone, and whatever it did with it."""
+        for pulse in self.pulses:
+            pulse.enter(-1, "idle")

@@ -1,4 +1,4 @@
-// GRU and LSTM over [core, step, row] sequences whose state restarts at episode ends, and a fast tanh.
+// GRU and LSTM over [core, step, row] sequences whose state restarts at episode ends, and what a dense layer does beside its product.
 //
 // src/envfleet/agents/recurrent.py has the same equations in NumPy: that is the specification, and what runs without this.
 // A step multiplies a few rows with a small matrix, so the cost is in the calls around it: here a whole sequence is one call.
@@ -43,8 +43,19 @@ INLINE float exp_of(float x) {
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 INLINE float tanh_of(float x) { return 2.0f / (1.0f + exp_of(-2.0f * x)) - 1.0f; }
 
-FAST static void tanh_all(float *x, N count) {
-    for (N i = 0; i < count; i++) x[i] = tanh_of(x[i]);
+// y [rows, size] becomes tanh(y + bias).
+FAST static void bias_tanh(N rows, N size, float *restrict y, const float *restrict bias) {
+    for (N row = 0; row < rows; row++, y += size)
+        for (N j = 0; j < size; j++) y[j] = tanh_of(y[j] + bias[j]);
+}
+
+// Back through it: out = grad · (1 - y²), and its sum over the rows, which is the gradient by the bias.
+FAST static void tanh_back(N rows, N size, const float *restrict grad, const float *restrict y, float *restrict out, float *restrict sum) {
+    for (N row = 0; row < rows; row++, grad += size, y += size, out += size)
+        for (N j = 0; j < size; j++) {
+            out[j] = grad[j] * (1.0f - y[j] * y[j]);
+            sum[j] += out[j];
+        }
 }
 
 // -- rows [rows, depth] times a packed matrix -----------------------------------------------------------------------------
@@ -320,19 +331,33 @@ end:
 static PyObject *scan_forward(PyObject *self, PyObject *args) { return scan(args, 0); }
 static PyObject *scan_backward(PyObject *self, PyObject *args) { return scan(args, 1); }
 
-static PyObject *scan_tanh(PyObject *self, PyObject *array) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(array, &view, PyBUF_CONTIG) < 0) return NULL;
-    if (view.itemsize == 4) tanh_all(view.buf, view.len / 4);
-    else PyErr_SetString(PyExc_ValueError, "tanh takes float32");
-    PyBuffer_Release(&view);
+// Arrays of `size` float32 a row: `wide` of them of so many rows, then one single row.
+static PyObject *rows_of(PyObject *args, int wide) {
+    PyObject *arrays[4] = {0};
+    if (!PyArg_UnpackTuple(args, "rows", wide + 1, wide + 1, arrays, arrays + 1, arrays + 2, arrays + 3)) return NULL;
+    Py_buffer views[4];
+    int held = 0, good = 1;
+    for (; held <= wide; held++)
+        if (PyObject_GetBuffer(arrays[held], &views[held], held == wide - 1 || held == 3 ? PyBUF_CONTIG : PyBUF_CONTIG_RO) < 0) break;
+    if (held > wide) {
+        N size = views[wide].len / 4, rows = size ? views[0].len / 4 / size : 0;
+        for (int i = 0; i <= wide; i++) good &= views[i].itemsize == 4 && views[i].len == (i < wide ? rows : 1) * size * 4;
+        if (!good) PyErr_SetString(PyExc_ValueError, "contiguous float32 arrays [rows, size] and one [size] are needed");
+        else if (wide == 1) bias_tanh(rows, size, views[0].buf, views[1].buf);
+        else tanh_back(rows, size, views[0].buf, views[1].buf, views[2].buf, views[3].buf);
+    }
+    while (held > 0) PyBuffer_Release(&views[--held]);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
+
+static PyObject *scan_bias_tanh(PyObject *self, PyObject *args) { return rows_of(args, 1); }
+static PyObject *scan_tanh_back(PyObject *self, PyObject *args) { return rows_of(args, 3); }
 
 static PyMethodDef methods[] = {
     {"forward", scan_forward, METH_VARARGS, "forward(gates, cores, steps, rows, inputs, size, arrays)"},
     {"backward", scan_backward, METH_VARARGS, "backward(gates, cores, steps, rows, inputs, size, arrays)"},
-    {"tanh", scan_tanh, METH_O, "tanh(array): in place"},
+    {"bias_tanh", scan_bias_tanh, METH_VARARGS, "bias_tanh(y, bias): y becomes tanh(y + bias)"},
+    {"tanh_back", scan_tanh_back, METH_VARARGS, "tanh_back(grad, y, out, sum): out = grad (1 - y y), and its sum over rows"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -67,14 +67,19 @@ class Recurrent(nn.Module):
         outputs, states = self.run(inputs, state, fresh)
         return outputs, states[:, -1]
 
-    def run(self, inputs: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like forward, but return the state after every step: [core, step, row, width], without gradient."""
+    def run(
+        self, inputs: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor, states: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like forward, but return the state after every step: [core, step, row, width], without gradient.
+
+        Learning does not look at the states (`states=False`): an LSTM need not put them together, and `state` comes back.
+        """
         cores, steps, rows, size = inputs.shape
         if inputs.device.type == "cpu" and NATIVE is not None:
             outputs, cells = _NativeScan.apply(  # type: ignore[no-untyped-call]
                 inputs, self.w_in, self.b_in, self.w_state, state.detach(), fresh
             )
-            return outputs, _join(outputs.detach(), cells)
+            return outputs, _join(outputs.detach(), cells) if states else state
         gates = torch.baddbmm(self.b_in, inputs.reshape(cores, steps * rows, size), self.w_in)
         gates = gates.view(cores, steps, rows, -1)
         keep = (~fresh).to(gates.dtype)
@@ -84,7 +89,7 @@ class Recurrent(nn.Module):
         else:
             loop = _gru_loop if self.kind == "gru" else _lstm_loop
             outputs, cells = loop(gates, self.w_state, state.detach(), keep)
-        return outputs, _join(outputs.detach(), cells)
+        return outputs, _join(outputs.detach(), cells) if states else state
 
 
 def _join(outputs: torch.Tensor, cells: torch.Tensor | None) -> torch.Tensor:

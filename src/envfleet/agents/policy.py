@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from envfleet.agents.dense import DenseStack, layer
 from envfleet.agents.features import MASK_KEY, Inputs
 from envfleet.agents.networks import ActorCritic
-from envfleet.agents.recurrent import step_numpy
+from envfleet.agents.recurrent import step
 from envfleet.errors import FleetError
 from envfleet.rollout.asking import Answer, Ask
 
@@ -156,7 +156,7 @@ class ActorMirror:
         if self._core is not None:
             kind, w_in, b_in, w_state = self._core
             assert state is not None
-            x, state = step_numpy(kind, x @ w_in + b_in, w_state, state)
+            x, state = step(kind, x, w_in, b_in, w_state, state)
         for weight, bias, activation in self._after:
             x = layer(x, weight, bias, activation)
         return x, state

@@ -100,8 +100,20 @@ def _sigmoid(x: Array) -> None:
     torch.sigmoid_(torch.from_numpy(x))  # in place; three times as fast as anything NumPy has
 
 
-def step_numpy(kind: str, gates: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
-    """One step for one core: gates [k, G·H] (input part, overwritten), state [k, width] → output [k, H], new state."""
+def step(kind: str, x: Array, w_in: Array, bias: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
+    """One step for one core: inputs [k, D], state [k, width] → output [k, H], new state; the policy's, without gradient."""
+    if NATIVE is None:
+        return _step_numpy(kind, x @ w_in + bias, w_state, state)
+    rows, size, gates = len(x), w_state.shape[0], NUM_GATES[kind]
+    before, extra, out = (np.empty((rows, size), np.float32) for _ in range(3))
+    act = np.empty((rows, gates * size), np.float32)
+    cells = np.empty((rows, size) if gates == 4 else 0, np.float32)
+    saved = (np.zeros(rows, bool), state, w_state, before, act, extra, cells)
+    NATIVE.forward(gates, 1, 1, rows, x.shape[1], size, (*saved, np.ascontiguousarray(x), w_in, bias, out))
+    return out, out if gates == 3 else np.concatenate([out, cells], axis=1)
+
+
+def _step_numpy(kind: str, gates: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
     size = w_state.shape[0]
     hidden = state[:, :size]
     inner = hidden @ w_state

@@ -20,13 +20,13 @@ def extensions() -> list[Extension]:
         "-Wno-unused-parameter",
         "-Wno-missing-field-initializers",
         "-Wno-cast-function-type",
-        "-ffp-contract=off",
         "-fvisibility=hidden",
     ]
     if os.environ.get("ENVFLEET_BUILD") == "debug":
         flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-UNDEBUG"]
     if os.environ.get("ENVFLEET_BUILD") == "sanitize":
         flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
+    link = ["-fsanitize=address,undefined"] if "-fsanitize=address,undefined" in flags else []
     return [
         Extension(
             "envfleet._native",
@@ -40,10 +40,18 @@ def extensions() -> list[Extension]:
             ],
             depends=["native/envfleet.h", "native/exchange.h"],
             include_dirs=["native", numpy.get_include()],
-            extra_compile_args=flags,
-            extra_link_args=["-fsanitize=address,undefined"] if "-fsanitize=address,undefined" in flags else [],
+            extra_compile_args=[*flags, "-ffp-contract=off"],
+            extra_link_args=link,
             optional=True,
-        )
+        ),
+        Extension(
+            "envfleet._scan",
+            ["native/scan.c"],
+            # Sums of products in one rounding, and loops that may be turned into vector instructions.
+            extra_compile_args=[*flags, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"],
+            extra_link_args=link,
+            optional=True,
+        ),
     ]
 
 

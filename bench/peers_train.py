@@ -1,11 +1,13 @@
 """PPO, with and without memory, against Stable-Baselines3 in one run: steps per second of wall and of CPU time.
 
-    python bench/peers_train.py                 # all rows (some minutes)
-    python bench/peers_train.py --steps 8192    # a smoke run
+    python bench/peers_train.py                        # all rows (some minutes)
+    python bench/peers_train.py --rows markov,64 --share 0.25    # some of them, with a quarter of the steps
+    python bench/peers_train.py --share 0.02           # a smoke run
 
-Same environment, environments in this process, same rollout length, epochs, minibatches and width of the networks, one
-thread. Learners take turns so that a busy machine slows all of them. The return is that of the training episodes that
-ended last; with few steps it only shows that both learn alike.
+Same environment, environments in this process, same rollout length and epochs, one thread. The two learners take turns, a few
+updates each, so that a busy machine slows both. Rows "equal": same learning rate, number of steps per minibatch and width
+of the recurrent layer (theirs has one dense layer more behind it). Rows "by default": the minibatch and width
+that sb3-contrib takes if nothing is said (128 steps, 256 units). The return is that of the last 100 training episodes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,34 +24,46 @@ import torch
 from envfleet.envs.novelocity import cartpole_no_velocity
 from envfleet.train import PPOConfig, PPOTrainer
 
-STEPS, EPOCHS, MINIBATCHES, LEARNING_RATE, ENTROPY = 128, 4, 4, 2.5e-4, 0.01
+STEPS, EPOCHS, ENTROPY = 128, 4, 0.01
 
 
-class Run(NamedTuple):
-    num_steps: int
-    wall_s: float
-    cpu_s: float
-    mean_return: float
+@dataclass
+class Learner:
+    """Something that makes a number of updates when called, and how long that has taken so far."""
+
+    learn: Callable[[int], None]
+    mean_return: Callable[[], float]
+    num_steps: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def go(self, updates: int, steps: int) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.learn(updates)
+        self.wall_s += time.perf_counter() - wall
+        self.cpu_s += time.process_time() - cpu
+        self.num_steps += steps
 
 
-def measured(learn: Callable[[], float], num_steps: int) -> Run:
-    wall, cpu = time.perf_counter(), time.process_time()
-    mean_return = learn()
-    return Run(num_steps, time.perf_counter() - wall, time.process_time() - cpu, mean_return)
-
-
-def ours(env: Any, num_envs: int, num_steps: int, arch: str, rnn: str) -> Run:
+def ours(env: Any, num_envs: int, arch: str, rnn: str, minibatches: int, learning_rate: float) -> Learner:
     config = PPOConfig(
         preset="none",
-        env=env, num_envs=num_envs, total_steps=num_steps, num_steps=STEPS, num_epochs=EPOCHS, backend="serial",
-        num_minibatches=MINIBATCHES, learning_rate=LEARNING_RATE, lr_schedule="constant", entropy=ENTROPY,
+        env=env, num_envs=num_envs, total_steps=10**9, num_steps=STEPS, num_epochs=EPOCHS, backend="serial", seed=1,
+        num_minibatches=minibatches, learning_rate=learning_rate, lr_schedule="constant", entropy=ENTROPY,
         arch=arch, rnn=rnn, state_size=64,
     )  # fmt: skip
-    with PPOTrainer(config) as trainer:
-        return measured(lambda: trainer.train().mean_return, config.num_updates * config.steps_per_update)
+    trainer = PPOTrainer(config)
+
+    def learn(updates: int) -> None:
+        for _ in range(updates):
+            trainer.train_episode_vectorized()
+
+    return Learner(
+        learn, lambda: float(np.mean(trainer.counters.returns)) if trainer.counters.returns else float("nan")
+    )
 
 
-def theirs(env: Any, num_envs: int, num_steps: int, recurrent: bool, width: int | None) -> Run:
+def theirs(env: Any, num_envs: int, recurrent: bool, batch: int, width: int | None, learning_rate: float) -> Learner:
     import gymnasium as gym
     from stable_baselines3 import PPO
     from stable_baselines3.common.monitor import Monitor
@@ -56,9 +71,8 @@ def theirs(env: Any, num_envs: int, num_steps: int, recurrent: bool, width: int 
 
     build = env if callable(env) else lambda: gym.make(env)
     envs = DummyVecEnv([lambda: Monitor(build())] * num_envs)
-    batch = STEPS * num_envs // MINIBATCHES
     options: dict[str, Any] = {
-        "n_steps": STEPS, "batch_size": batch, "n_epochs": EPOCHS, "learning_rate": LEARNING_RATE,
+        "n_steps": STEPS, "batch_size": batch, "n_epochs": EPOCHS, "learning_rate": learning_rate,
         "ent_coef": ENTROPY, "device": "cpu", "seed": 1,
     }  # fmt: skip
     if recurrent:
@@ -69,44 +83,77 @@ def theirs(env: Any, num_envs: int, num_steps: int, recurrent: bool, width: int 
     else:
         model = PPO("MlpPolicy", envs, **options)
 
-    def learn() -> float:
-        model.learn(num_steps)
-        return float(np.mean([info["r"] for info in model.ep_info_buffer]))
+    def learn(updates: int) -> None:
+        model.learn(updates * STEPS * num_envs, reset_num_timesteps=False)
 
-    rounds = -(-num_steps // (STEPS * num_envs))
-    return measured(learn, rounds * STEPS * num_envs)
+    return Learner(learn, lambda: float(np.mean([info["r"] for info in model.ep_info_buffer or [{"r": np.nan}]])))
 
 
-def show(title: str, our: Run, their: Run, goal: float | None) -> None:
-    def rate(run: Run) -> str:
+def compare(title: str, num_envs: int, steps: int, our: Learner, their: Learner, goal: float | None) -> None:
+    """Both make `steps` steps, in ten turns."""
+    per_update = STEPS * num_envs
+    updates = max(steps // per_update, 2)
+    for learner in (our, their):
+        learner.learn(1)  # first calls build caches that belong to nobody's time
+    done = 0
+    while done < updates:
+        now = min(max(updates // 10, 1), updates - done)
+        our.go(now, now * per_update)
+        their.go(now, now * per_update)
+        done += now
+
+    def rate(run: Learner) -> str:
         wall, cpu = run.num_steps / run.wall_s, run.num_steps / run.cpu_s
-        return f"{wall:9,.0f} {cpu:9,.0f} {run.mean_return:7.1f}"
+        return f"{wall:8,.0f} {cpu:9,.0f} {run.mean_return():7.1f}"
 
-    wall = (our.num_steps / our.wall_s) / (their.num_steps / their.wall_s)
-    cpu = (our.num_steps / our.cpu_s) / (their.num_steps / their.cpu_s)
-    target = f"   (goal {goal:g}x)" if goal else ""
-    print(f"{title:44s} ours {rate(our)}   sb3 {rate(their)}   {wall:5.1f}x wall {cpu:5.1f}x cpu{target}", flush=True)
+    wall, cpu = their.wall_s / our.wall_s, their.cpu_s / our.cpu_s
+    target = f"  (goal {goal:g}x)" if goal else ""
+    print(f"{title:66s} ours {rate(our)}   sb3 {rate(their)}   {wall:5.1f}x wall {cpu:5.1f}x cpu{target}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=65_536, help="steps of the Markov row; the others do fewer")
-    steps = parser.parse_args().steps
+    parser.add_argument("--rows", default="markov,8,64,default", help="which of markov, 8, 64, default")
+    parser.add_argument("--share", type=float, default=1.0, help="of the steps that a whole run makes")
+    asked = parser.parse_args()
+    rows = asked.rows.split(",")
     torch.set_num_threads(1)
-    print(f"{'':44s}      {'steps/s':>9s} {'per cpu-s':>9s} {'return':>7s}")
-    ours("CartPole-v1", 8, 2048, "markov", "gru")  # first calls build caches that belong to nobody's time
-    theirs("CartPole-v1", 8, 2048, False, None)
-    show("CartPole-v1, 8 envs, 4x4", ours("CartPole-v1", 8, steps, "markov", "gru"),
-         theirs("CartPole-v1", 8, steps, False, None), 2.5)  # fmt: skip
-    for num_envs, count, goal in ((8, steps // 4, 4.0), (64, max(steps // 2, 16_384), 10.0)):
-        slow = max(count // 2, 128 * num_envs)
-        for rnn in ("gru", "lstm"):
-            our = ours(cartpole_no_velocity, num_envs, count, "memory", rnn)
-            same = theirs(cartpole_no_velocity, num_envs, slow, True, 64)
-            show(f"no velocities, {num_envs} envs, {rnn} 64 / lstm 64", our, same, goal)
-        default = theirs(cartpole_no_velocity, num_envs, max(slow // 2, 128 * num_envs), True, None)
-        our = ours(cartpole_no_velocity, num_envs, count, "memory", "gru")
-        show(f"no velocities, {num_envs} envs, each by default", our, default, goal)
+    print(f"{'':66s}      {'steps/s':>8s} {'per cpu-s':>9s} {'return':>7s}")
+    if "markov" in rows:
+        our, their = (
+            ours("CartPole-v1", 8, "markov", "gru", 4, 2.5e-4),
+            theirs("CartPole-v1", 8, False, 256, None, 2.5e-4),
+        )
+        compare("CartPole-v1, 8 envs, minibatches 256", 8, int(98_304 * asked.share), our, their, 2.5)
+    # (row, envs, steps per minibatch, steps in all, goal): rl-zoo's minibatches of 256 steps, and four per epoch.
+    for row, num_envs, batch, steps, goal in (
+        ("8", 8, 256, 49_152, 4.0),
+        ("64", 64, 256, 65_536, 10.0),
+        ("64", 64, 2048, 131_072, 10.0),
+    ):
+        if row in rows:
+            for rnn in ("gru", "lstm"):
+                recurrent(f"equal, {rnn} 64 / lstm 64", num_envs, batch, batch, rnn, 64, int(steps * asked.share), goal)
+    for num_envs, steps in ((8, 8192), (64, 16_384)):
+        if "default" in rows:
+            recurrent("theirs by default", num_envs, 256, 128, "gru", None, int(steps * asked.share), None)
+
+
+def recurrent(
+    title: str,
+    num_envs: int,
+    our_batch: int,
+    their_batch: int,
+    rnn: str,
+    width: int | None,
+    steps: int,
+    goal: float | None,
+) -> None:
+    env = cartpole_no_velocity
+    our = ours(env, num_envs, "memory", rnn, STEPS * num_envs // our_batch, 1e-3)
+    their = theirs(env, num_envs, True, their_batch, width, 1e-3)
+    batches = f"{our_batch}" if our_batch == their_batch else f"{our_batch}/{their_batch}"
+    compare(f"no velocities, {num_envs} envs, minibatches {batches}, {title}", num_envs, steps, our, their, goal)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from envfleet.slot import SlotLife, drive
 ARENA_BYTES = 4096
 
 
-def load() -> Any:
-    """The compiled module, or None when it is not there or not wanted."""
+def load(name: str = "_native") -> Any:
+    """The compiled module of that name, or None when it is not there or not wanted."""
     if os.environ.get("ENVFLEET_NATIVE", "1") == "0":
         return None
     try:
-        return importlib.import_module("envfleet._native")
+        return importlib.import_module(f"envfleet.{name}")
     except ImportError:  # built without a compiler: `status()` says so, the Python twin does the work
         return None
 

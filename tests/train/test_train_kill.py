@@ -84,6 +84,7 @@ def test_kill_and_resume_gives_the_same_weights(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # twenty-two processes that import PyTorch
 def test_twenty_kills_at_random_moments(tmp_path):
     whole = finished(tmp_path / "whole", 400, 1)
     same(whole, killed_and_resumed(tmp_path / "parts", 400, 1, kills=20, seed=1))

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from envfleet.agents import dense, recurrent
 from envfleet.agents.actions import Actions
 from envfleet.agents.dense import DenseStack
 from envfleet.agents.features import Features
@@ -20,9 +21,20 @@ from envfleet.errors import BadArgument
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 
 
+@pytest.fixture(params=["compiled", "numpy"])
+def way(request, monkeypatch):
+    """Both ways through the layers on CPU: in C where it was built, and in NumPy."""
+    if request.param == "numpy":
+        monkeypatch.setattr(recurrent, "NATIVE", None)
+        monkeypatch.setattr(dense, "NATIVE", None)
+    elif recurrent.NATIVE is None:
+        pytest.skip("envfleet._scan is not built")
+    return request.param
+
+
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.ELU])
 @pytest.mark.parametrize("rows", [3, 300])  # below and above the size from which tanh takes another way
-def test_dense_stack_equals_modules(activation, rows):
+def test_dense_stack_equals_modules(activation, rows, way):
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(5, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 2))
     x = torch.randn(rows, 5, requires_grad=True)
@@ -39,7 +51,7 @@ def test_dense_stack_equals_modules(activation, rows):
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 @pytest.mark.parametrize("cores", [1, 2])
-def test_recurrent_scan_equals_the_loop_in_torch(kind, cores):
+def test_recurrent_scan_equals_the_loop_in_torch(kind, cores, way):
     torch.manual_seed(0)
     layer = Recurrent(kind, 4, 6, cores)
     with torch.no_grad():
@@ -63,6 +75,51 @@ def test_recurrent_scan_equals_the_loop_in_torch(kind, cores):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(recurrent.NATIVE is None, reason="envfleet._scan is not built")
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 10, 16])  # every remainder of the blocks that C works in
+@pytest.mark.parametrize("size", [5, 16, 24])
+def test_compiled_scan_equals_numpy(kind, rows, size, monkeypatch):
+    torch.manual_seed(rows)
+    layer = Recurrent(kind, 3, size, 2)
+    inputs, state = torch.randn(2, 6, rows, 3, requires_grad=True), torch.randn(2, rows, layer.width)
+    fresh, weight = torch.rand(6, rows) < 0.3, torch.randn(2, 6, rows, size)
+
+    def run():
+        outputs, states = layer.run(inputs, state, fresh)
+        gradients = torch.autograd.grad((outputs * weight).sum(), [inputs, layer.w_in, layer.w_state, layer.b_in])
+        return [outputs.detach(), states, *gradients]
+
+    compiled = run()
+    monkeypatch.setattr(recurrent, "NATIVE", None)
+    for got, wanted in zip(compiled, run()):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_scan_keeps_nan_and_refuses_what_does_not_fit(way):
+    layer = Recurrent("gru", 2, 4)
+    x = torch.zeros(1, 3, 2, 2)
+    x[0, 1, 0, 0] = torch.nan
+    outputs, _ = layer.run(x, layer.initial(2), torch.zeros(3, 2, dtype=torch.bool))
+    assert outputs.isnan().any(-1)[0].tolist() == [[False, False], [True, False], [True, False]]
+    if way == "compiled":
+        with pytest.raises(ValueError, match="array 0 has 1 bytes, not 6"):
+            recurrent.NATIVE.forward(3, 1, 3, 2, 2, 4, (np.zeros(1, bool),) + (np.zeros(1, np.float32),) * 10)
+        with pytest.raises(ValueError, match="contiguous float32"):
+            dense.NATIVE.bias_tanh(np.zeros((2, 3)), np.zeros(3))
+        with pytest.raises(ValueError, match="contiguous float32"):
+            dense.NATIVE.tanh_back(
+                *[np.zeros((2, 3), np.float32)] * 2, np.zeros((1, 3), np.float32), np.zeros(3, np.float32)
+            )
+
+
+def test_saturated_gates_stay_finite(way):
+    layer = Recurrent("lstm", 1, 4)
+    x = torch.tensor([1e30, -1e30, 500.0, -500.0]).view(1, 1, 4, 1)
+    outputs, _ = layer.run(x, layer.initial(4), torch.zeros(1, 4, dtype=torch.bool))
+    assert outputs.isfinite().all() and outputs.abs().max() <= 1
+
+
 def test_a_fresh_row_forgets():
     layer = Recurrent("gru", 2, 4)
     x = torch.randn(1, 6, 2, 2)
@@ -75,7 +132,7 @@ def test_a_fresh_row_forgets():
 
 @pytest.mark.parametrize("arch", ["markov", "memory", "memory_markov"])
 @pytest.mark.parametrize("rnn", ["gru", "lstm"])
-def test_numpy_policy_gives_what_the_network_gives(arch, rnn):
+def test_numpy_policy_gives_what_the_network_gives(arch, rnn, way):
     torch.manual_seed(1)
     net = ActorCritic(VECTOR, spaces.Discrete(3), NetworkConfig(arch=arch, rnn=rnn, state_size=8, hidden=(16, 16)))
     flatten_parameters(net)

@@ -182,8 +182,7 @@ class Actions:
 
 
 def _score_categorical(logits: torch.Tensor, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    log_p = logits.log_softmax(-1)
-    chosen = log_p.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
-    # A masked action has probability exactly 0 and a finite (-1e9) logarithm, so 0 * log 0 is 0 here.
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    return chosen, entropy
+    from envfleet.agents.categorical import Categorical
+
+    scored: tuple[torch.Tensor, torch.Tensor] = Categorical.apply(logits, raw)  # type: ignore[no-untyped-call]
+    return scored

@@ -135,7 +135,9 @@ class ActorCritic(nn.Module):
         """Return the state at the beginning of an episode, [core, row, width]."""
         return torch.zeros(self.num_cores, rows, self.state_width, device=self.device)
 
-    def forward(self, inputs: dict[str, torch.Tensor], state: torch.Tensor, fresh: torch.Tensor) -> Output:
+    def forward(
+        self, inputs: dict[str, torch.Tensor], state: torch.Tensor, fresh: torch.Tensor, states_too: bool = True
+    ) -> Output:
         """Run [step, row, …] inputs from `state`; it restarts before the steps where `fresh` [step, row]."""
         if self._whole is not None:
             actions, value = run_stacks(inputs["vector"], self._whole)
@@ -145,9 +147,10 @@ class ActorCritic(nn.Module):
         states = state
         if self.core is not None:
             pair = [for_critic] if self.num_cores == 1 else [for_actor, for_critic]
-            outputs, states = self.core.run(torch.stack(pair), state, fresh)
-            for_critic = outputs[-1]
-            for_actor = outputs[0] if self.num_cores == 2 else for_actor
+            outputs, states = self.core.run(torch.stack(pair), state, fresh, states_too)
+            each = outputs.unbind(0)  # not outputs[0]: the gradient of every index would be an array of its own
+            for_critic = each[-1]
+            for_actor = each[0] if self.num_cores == 2 else for_actor
         actions = self._actor_end(for_actor)
         value = self._critic_end(for_critic).squeeze(-1)
         return Output(actions, value, states)

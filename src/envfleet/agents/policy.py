@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envfleet.agents.dense import DenseStack, activate
+from envfleet.agents.dense import DenseStack, layer
 from envfleet.agents.features import MASK_KEY, Inputs
 from envfleet.agents.networks import ActorCritic
-from envfleet.agents.recurrent import step_numpy
+from envfleet.agents.recurrent import step
 from envfleet.errors import FleetError
 from envfleet.rollout.asking import Answer, Ask
 
@@ -152,15 +152,11 @@ class ActorMirror:
     def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
         """Run rows [k, D] with the actor's states [k, W]."""
         for weight, bias, activation in self._before:
-            x = x @ weight
-            x += bias
-            activate(x, activation)
+            x = layer(x, weight, bias, activation)
         if self._core is not None:
             kind, w_in, b_in, w_state = self._core
             assert state is not None
-            x, state = step_numpy(kind, x @ w_in + b_in, w_state, state)
+            x, state = step(kind, x, w_in, b_in, w_state, state)
         for weight, bias, activation in self._after:
-            x = x @ weight
-            x += bias
-            activate(x, activation)
+            x = layer(x, weight, bias, activation)
         return x, state

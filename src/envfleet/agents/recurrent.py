@@ -15,8 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from envfleet.native import load
+
 Array = NDArray[np.float32]
 NUM_GATES = {"gru": 3, "lstm": 4}
+NATIVE = load("_scan")  # native/scan.c, or None
 
 
 class Recurrent(nn.Module):
@@ -64,9 +67,19 @@ class Recurrent(nn.Module):
         outputs, states = self.run(inputs, state, fresh)
         return outputs, states[:, -1]
 
-    def run(self, inputs: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like forward, but return the state after every step: [core, step, row, width], without gradient."""
+    def run(
+        self, inputs: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor, states: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like forward, but return the state after every step: [core, step, row, width], without gradient.
+
+        Learning does not look at the states (`states=False`): an LSTM need not put them together, and `state` comes back.
+        """
         cores, steps, rows, size = inputs.shape
+        if inputs.device.type == "cpu" and NATIVE is not None:
+            outputs, cells = _NativeScan.apply(  # type: ignore[no-untyped-call]
+                inputs, self.w_in, self.b_in, self.w_state, state.detach(), fresh
+            )
+            return outputs, _join(outputs.detach(), cells) if states else state
         gates = torch.baddbmm(self.b_in, inputs.reshape(cores, steps * rows, size), self.w_in)
         gates = gates.view(cores, steps, rows, -1)
         keep = (~fresh).to(gates.dtype)
@@ -76,7 +89,7 @@ class Recurrent(nn.Module):
         else:
             loop = _gru_loop if self.kind == "gru" else _lstm_loop
             outputs, cells = loop(gates, self.w_state, state.detach(), keep)
-        return outputs, _join(outputs.detach(), cells)
+        return outputs, _join(outputs.detach(), cells) if states else state
 
 
 def _join(outputs: torch.Tensor, cells: torch.Tensor | None) -> torch.Tensor:
@@ -87,8 +100,20 @@ def _sigmoid(x: Array) -> None:
     torch.sigmoid_(torch.from_numpy(x))  # in place; three times as fast as anything NumPy has
 
 
-def step_numpy(kind: str, gates: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
-    """One step for one core: gates [k, G·H] (input part, overwritten), state [k, width] → output [k, H], new state."""
+def step(kind: str, x: Array, w_in: Array, bias: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
+    """One step for one core: inputs [k, D], state [k, width] → output [k, H], new state; the policy's, without gradient."""
+    if NATIVE is None:
+        return _step_numpy(kind, x @ w_in + bias, w_state, state)
+    rows, size, gates = len(x), w_state.shape[0], NUM_GATES[kind]
+    before, extra, out = (np.empty((rows, size), np.float32) for _ in range(3))
+    act = np.empty((rows, gates * size), np.float32)
+    cells = np.empty((rows, size) if gates == 4 else 0, np.float32)
+    saved = (np.zeros(rows, bool), state, w_state, before, act, extra, cells)
+    NATIVE.forward(gates, 1, 1, rows, x.shape[1], size, (*saved, np.ascontiguousarray(x), w_in, bias, out))
+    return out, out if gates == 3 else np.concatenate([out, cells], axis=1)
+
+
+def _step_numpy(kind: str, gates: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
     size = w_state.shape[0]
     hidden = state[:, :size]
     inner = hidden @ w_state
@@ -118,6 +143,58 @@ def _enter(hidden: Array, out: Array, keep: Array, restarts: bool) -> None:
         np.multiply(hidden, keep[:, None], out=out)
     else:  # most steps: a copy costs less than a product
         out[...] = hidden
+
+
+class _NativeScan(torch.autograd.Function):
+    """Both cells, the input's part of the gates included, in C. Which of the two it is shows in the number of gates."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        w_in: torch.Tensor,
+        bias: torch.Tensor,
+        w_state: torch.Tensor,
+        state: torch.Tensor,
+        fresh: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x, w_x, b, w, start, restart = (
+            np.ascontiguousarray(part.detach().numpy()) for part in (inputs, w_in, bias, w_state, state, fresh)
+        )
+        cores, steps, rows, num_inputs = x.shape
+        size, gates = w.shape[1], w.shape[2] // w.shape[1]
+        wide, flat = (cores, steps, rows, gates * size), (cores, steps, rows, size)
+        before, act, extra, out = (np.empty(shape, np.float32) for shape in (flat, wide, flat, flat))
+        cells = np.empty(flat if gates == 4 else 0, np.float32)
+        ctx.sizes = (gates, cores, steps, rows, num_inputs, size)
+        ctx.saved = (restart, start, w, before, act, extra, cells)
+        ctx.inputs = (x, w_x)
+        NATIVE.forward(*ctx.sizes, (*ctx.saved, x, w_x, b, out))
+        if gates == 3:
+            return torch.from_numpy(out), None
+        remembered = torch.from_numpy(cells)
+        ctx.mark_non_differentiable(remembered)
+        return torch.from_numpy(out), remembered
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        gates, cores, steps, rows, num_inputs, size = ctx.sizes
+        before, act = ctx.saved[3], ctx.saved[4]
+        x, w_x = ctx.inputs
+        grad = np.empty_like(act)
+        grad_new = np.empty_like(before) if gates == 3 else np.empty(0, np.float32)
+        nothing = np.empty(0, np.float32)
+        NATIVE.backward(*ctx.sizes, (*ctx.saved, np.ascontiguousarray(grads[0].numpy()), grad, grad_new, nothing))
+        by_gates = grad.reshape(cores, steps * rows, gates * size)
+        by_w = np.matmul(before.reshape(cores, -1, size).transpose(0, 2, 1), by_gates)
+        if gates == 3:  # what the input sees differs in the candidate alone
+            grad[..., 2 * size :] = grad_new
+        by_w_in = np.matmul(x.reshape(cores, -1, num_inputs).transpose(0, 2, 1), by_gates)
+        by_bias = np.matmul(np.ones((1, steps * rows), np.float32), by_gates)
+        by_x = None
+        if ctx.needs_input_grad[0]:
+            by_x = torch.from_numpy(np.matmul(by_gates, w_x.transpose(0, 2, 1)).reshape(x.shape))
+        return by_x, *(torch.from_numpy(part) for part in (by_w_in, by_bias, by_w)), None, None
 
 
 class _GruScan(torch.autograd.Function):

@@ -62,10 +62,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_steps": 66,
         "num_epochs": 4,
         "num_minibatches": 2,
-        "learning_rate": 2e-3,
+        "learning_rate": 1.5e-3,
         "entropy": 0.05,
         "entropy_final": 0.0,
         "gamma": 0.98,
+        "gae_lambda": 0.98,  # the cue pays ten steps later
     },
     "catch": {"num_steps": 64, "learning_rate": 2.5e-3, "entropy": 0.01, "gamma": 0.95},
 }

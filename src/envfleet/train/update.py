@@ -209,7 +209,7 @@ class Learner:
 
     def _step(self, batch: Tensors, now: Coefficients, measure: bool) -> dict[str, float]:
         settings = self.settings
-        out = self.net(batch, batch["state"], batch["fresh"])
+        out = self.net(batch, batch["state"], batch["fresh"], states_too=False)
         log_prob, entropy = self.net.actions.score(out.actions, self.net.log_std, batch["raw"], batch.get("mask"))
         scored = batch.get("weight")  # None: every row counts
         advantage = batch["advantage"]

@@ -37,6 +37,7 @@ def describe(env: Any) -> dict[str, Any]:
     except AttributeError:
         columns = {}
     return {
+        **(env.about_agents() if hasattr(env, "about_agents") else {}),  # a seat: see envfleet.adapters.pettingzoo
         "observation_space": observation_space,
         "action_space": action_space,
         "metadata": dict(getattr(env, "metadata", None) or {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -16,7 +16,7 @@ except ImportError as missing:
     raise BackendMissing("pettingzoo", extra="multiagent") from missing
 
 
-class Crowd(ParallelEnv[str, Any, Any]):
+class Crowd(ParallelEnv[str, Any, Any]):  # type: ignore[misc]
     """Walkers who come and go; with `mixed`, guards among them, who see and act in other spaces.
 
     Each step an agent dies with probability `death` (terminated, or truncated one time in four) and each absent one is born
@@ -32,7 +32,7 @@ class Crowd(ParallelEnv[str, Any, Any]):
         ([], True, False)
     """
 
-    metadata: dict[str, Any] = {"name": "crowd", "render_modes": ["rgb_array"], "is_parallelizable": True}
+    metadata: ClassVar[dict[str, Any]] = {"name": "crowd", "render_modes": ["rgb_array"], "is_parallelizable": True}
 
     def __init__(
         self,

@@ -76,9 +76,9 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
     from envfleet.adapters.agents import AgentsAsBatch as AgentsAsBatch
     from envfleet.adapters.agents import AsyncPettingZooVecEnv as AsyncPettingZooVecEnv
+    from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
     from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
     from envfleet.adapters.plain import ParallelEnv as ParallelEnv
     from envfleet.adapters.plain import ParallelEnvSharedMemory as ParallelEnvSharedMemory

@@ -55,6 +55,7 @@ class Segment:
     bootstrap_columns: dict[str, npt.NDArray[Any]] = field(
         default_factory=dict
     )  # the same with bootstrap_obs, [B, ...]
+    lengths: Ints | None = None  # [B] rows of each column that are there, where columns differ in length; None: all T
 
     @classmethod
     def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree) -> Segment:
@@ -103,6 +104,14 @@ class Segment:
     def num_scored(self) -> int:
         """How many real transitions the segment holds."""
         return int(self.scored.sum())
+
+    @property
+    def filled(self) -> Bools | None:
+        """[T, B] rows that are there at all; None where that is every one."""
+        if self.lengths is None:
+            return None
+        there: Bools = np.arange(self.num_steps)[:, None] < self.lengths
+        return there
 
     def next_obs(self) -> Tree:
         """[T, B, ...] what followed each action: the final observation where an episode ended there.

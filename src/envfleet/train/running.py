@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.fleet import Fleet
+from envfleet.rollout.agents import segment_run
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.segment import Segment
@@ -126,7 +127,7 @@ def restore(collector: Collector, histories: Histories, stored: dict[str, Any] |
 def _open(collector: Collector) -> SegmentRun:
     if collector._segments is None:
         parts = collector._engine, collector.ledger, collector._tasks, collector.max_steps
-        collector._segments = SegmentRun(*parts, collector._stats, collector.env_name)
+        collector._segments = segment_run(*parts, collector._stats, collector.env_name)
     return collector._segments
 
 

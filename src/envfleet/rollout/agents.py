@@ -94,6 +94,14 @@ class AgentSegmentRun(SegmentRun):
         self.active: Bools = np.array(batch.active)
         self.agent_step: Ints = np.zeros(self.active.shape, np.int64)
 
+    def _reseated(self, batch: Batch) -> None:
+        slots = batch.slots
+        acted = self.active[slots] & (batch.step >= 0)[:, None]
+        self.agent_step[slots] = np.where((batch.step < 0)[:, None], 0, self.agent_step[slots] + acted)
+        ended = batch.terminated | batch.truncated
+        self.agent_step[slots] = np.where(ended, 0, self.agent_step[slots])
+        self.active[slots] = batch.active
+
     def collect(self, num_steps: int) -> Segment:
         """Make `num_steps` steps of every slot."""
         self.at = np.zeros(self.fleet.num_envs, dtype=np.int64)

@@ -66,6 +66,9 @@ class SegmentRun:
     def _begin(self, batch: Batch) -> None:
         """Runs with agents note here who is there at first."""
 
+    def _reseated(self, batch: Batch) -> None:
+        """Rows that did not come from `collect` (an episode played again): runs with agents note who is there."""
+
     def _seeds(self, slots: Ints, ahead: int = 0) -> list[int]:
         seed = self.engine.seed
         return [episode_seed(seed, "segment", slot, int(self.episode[slot]) + ahead) for slot in slots.tolist()]

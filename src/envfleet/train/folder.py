@@ -223,6 +223,6 @@ def command_for(config: PPOConfig) -> str:
             continue
         text = ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
         if isinstance(value, dict):
-            text = ",".join(f"{key}={part}" for key, part in value.items())
+            text = ",".join(f"{key}={'+'.join(part) if name == 'policies' else part}" for key, part in value.items())
         parts.append(f"--{name.replace('_', '-')} {text}")
     return " ".join(parts)

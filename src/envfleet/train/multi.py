@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envfleet.agents.networks import ActorCritic
 from envfleet.agents.policy import NotFinite, Policy
 from envfleet.agents.policy_map import Seats, assign_policies
 from envfleet.agents.team import TeamPolicy
 from envfleet.errors import BadArgument
 from envfleet.fleet import Fleet
+from envfleet.groups import groups_of
 from envfleet.rollout.agents import STATE, AgentSegment
 from envfleet.rollout.segment import Segment
 from envfleet.seeding import stream
 from envfleet.train.agent import build_net, normaliser_for
 from envfleet.train.config import PPOConfig
-from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
+from envfleet.train.normalise import RewardNormaliser
 from envfleet.train.objective import Coefficients
 from envfleet.train.selfplay import Pool
 from envfleet.train.transitions import Transitions
 from envfleet.train.update import Learner
+
+
+def check_policies(config: PPOConfig, env: Any) -> None:
+    """Refuse what no run could begin with, before any worker is started: one environment is built here to see.
+
+    Environments of one agent are left alone: nothing is built unless PettingZoo is in use or policies are asked for.
+    """
+    asked = config.policies != "shared" or config.self_play or config.centralised_critic
+    if isinstance(env, str) or (not asked and "pettingzoo" not in sys.modules):
+        return
+    built = env(**config.env_kwargs)
+    try:
+        agents = [str(agent) for agent in getattr(built, "possible_agents", ())]
+        if agents:
+            spaces = [[space(agent) for agent in built.possible_agents] for space in _space_functions(built)]
+            assign_policies(config.policies, agents, groups_of(agents, *spaces))
+        elif asked:
+            raise BadArgument(
+                f"{config.env_name} has one agent: policies, centralised_critic and self_play are for environments with many"
+            )
+    finally:
+        built.close()
+
+
+def _space_functions(env: Any) -> tuple[Any, Any]:
+    return env.observation_space, env.action_space
 
 
 def state_space_of(fleet: Fleet) -> Any:
@@ -31,13 +58,33 @@ def state_space_of(fleet: Fleet) -> Any:
     return fleet.layout.columns[STATE]
 
 
+def player_from(
+    state: dict[str, Any],
+    seats: Seats,
+    config: PPOConfig,
+    rows: int,
+    rng: np.random.Generator | None,
+    state_space: Any = None,
+) -> Policy:
+    """Return a policy that acts as `Side.freeze` kept it, on the CPU."""
+    net = build_net(seats.observation_space, seats.action_space, config, torch.device("cpu"), state_space)
+    try:
+        net.load_state_dict(state["net"])
+    except RuntimeError as error:
+        raise BadArgument(f"the weights of policy {seats.name} do not fit {config.env_name}: {error}") from error
+    normaliser = normaliser_for(net, config)
+    if normaliser is not None:
+        normaliser.load(state["observations"])
+    return Policy(net, rows, rng, normaliser, skip_nan=config.on_nan == "skip")
+
+
 class Side:
     """One policy with all that is learned and kept for it."""
 
     def __init__(self, seats: Seats, number: int, config: PPOConfig, device: torch.device, state_space: Any) -> None:
         self.seats, self.config, self.device, self.state_space = seats, config, device, state_space
-        self.number = number
-        self.net = self._net()
+        spaces = seats.observation_space, seats.action_space
+        self.net = build_net(*spaces, config, device, state_space, key=(number,))
         self.observations = normaliser_for(self.net, config)
         columns = config.num_envs * seats.count
         self.rewards = RewardNormaliser(columns, config.gamma) if config.normalize_reward else None
@@ -54,10 +101,6 @@ class Side:
         pieces = -(-config.num_minibatches // columns)
         self.multiple = (config.sequence_length or pieces) if self.net.num_cores else 1
 
-    def _net(self) -> ActorCritic:
-        spaces = self.seats.observation_space, self.seats.action_space
-        return build_net(*spaces, self.config, self.device, self.state_space, key=(self.number,))
-
     # -- past selves -----------------------------------------------------------------------------------------------
 
     def freeze(self) -> dict[str, Any]:
@@ -67,14 +110,7 @@ class Side:
 
     def thawed(self, state: dict[str, Any], rng: np.random.Generator | None) -> Policy:
         """Return a policy from what `freeze` returned."""
-        net = self._net()
-        net.load_state_dict(state["net"])
-        normaliser: ObservationNormaliser | None = None
-        if state["observations"] is not None:
-            normaliser = normaliser_for(net, self.config)
-            assert normaliser is not None
-            normaliser.load(state["observations"])
-        return Policy(net, len(self.policy.state), rng, normaliser, skip_nan=self.policy.skip_nan)
+        return player_from(state, self.seats, self.config, len(self.policy.state), rng, self.state_space)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

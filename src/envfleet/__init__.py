@@ -24,6 +24,7 @@ _WHERE = {
     "ParallelEnvSharedMemory": "adapters.plain",
     "VectorizedEnvs": "adapters.plain",
     "FleetVectorEnv": "adapters.gymnasium",
+    "FlattenMultiAgentWrapper": "adapters.flatten",
     "episode_seed": "seeding",
     "PPOConfig": "train",
     "PPOTrainer": "train",
@@ -72,6 +73,7 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
+    from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
     from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
     from envfleet.adapters.plain import ParallelEnv as ParallelEnv
     from envfleet.adapters.plain import ParallelEnvSharedMemory as ParallelEnvSharedMemory

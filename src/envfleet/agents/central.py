@@ -15,12 +15,12 @@ OWN, CENTRAL = "own observation", "state()"
 
 
 class CentralFeatures(Features):
-    """Features of an agent's own observation, and the flattened state as the input `state` where it comes along.
+    """Features of an agent's own observation, and the flattened state as the input `central` where it comes along.
 
     Example:
         >>> features = CentralFeatures(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-1, 1, (3, 2)))
         >>> inputs = features({OWN: np.zeros((5, 2)), CENTRAL: np.zeros((5, 3, 2))})
-        >>> inputs["vector"].shape, inputs["state"].shape, sorted(features(np.zeros((5, 2))))
+        >>> inputs["vector"].shape, inputs["central"].shape, sorted(features(np.zeros((5, 2))))
         ((5, 2), (5, 6), ['vector'])
     """
 
@@ -38,7 +38,7 @@ class CentralFeatures(Features):
         inputs = super().__call__(observation[OWN])
         state = np.asarray(observation[CENTRAL])
         lead = state.shape[: state.ndim - len(self.state_shape)]
-        inputs["state"] = state.astype(np.float32, copy=False).reshape(*lead, self.state_size)
+        inputs["central"] = state.astype(np.float32, copy=False).reshape(*lead, self.state_size)
         return inputs
 
     def mask(self, observation: Any) -> Any:

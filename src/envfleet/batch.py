@@ -68,7 +68,7 @@ class Batch:
         set_(self, "_final_info", final_info)
         if copy or not isinstance(index, slice):
             # Final observations are valid at ends only, which are rare: keep those rows, spread them out when asked.
-            ended = self.ended.nonzero()[0]
+            ended = self._flagged.nonzero()[0]
             set_(self, "_ended_rows", ended)
             set_(self, "_final", slab.tree("final_obs", slots[ended], True) if len(ended) else None)
         else:
@@ -88,11 +88,16 @@ class Batch:
         columns = object.__getattribute__(self, "_columns")
         if name in columns:
             return columns[name]
+        by_group = {key.partition(":")[2]: value for key, value in columns.items() if key.startswith(f"{name}:")}
+        if by_group:
+            return by_group
         raise AttributeError(f"a Batch has no {name!r}; declared columns: {sorted(columns)}")
 
     def _field(self, name: str) -> Array:
         """A view of one scalar of every row."""
-        raw, (dtype, offset) = self._raw, self._slab.fields[name]
+        raw, (dtype, shape, offset) = self._raw, self._slab.fields[name]
+        if shape:
+            return np.ndarray((len(raw), *shape), dtype, raw, offset, (*raw.strides, dtype.itemsize))
         return np.ndarray((len(raw),), dtype, raw, offset, raw.strides)
 
     def _packed(self, name: str) -> Array:
@@ -120,9 +125,18 @@ class Batch:
 
     @property
     def ended(self) -> Array:
-        """bool[k]: terminated or truncated."""
-        ended: Array = self._field("terminated") | self._field("truncated")
-        return ended
+        """bool[k]: terminated or truncated; with many agents: no agent is left."""
+        if self._slab.layout.agents:
+            return self._packed("over")
+        return self._flagged
+
+    @property
+    def _flagged(self) -> Array:
+        """bool[k]: the rows with a final observation, of one agent at least."""
+        flags: Array = self._field("terminated") | self._field("truncated")
+        if flags.ndim == 2:
+            flags = flags.any(axis=1)
+        return flags
 
     @property
     def scored(self) -> Array:
@@ -194,6 +208,10 @@ class Batch:
                 if len(ended):
                     array[ended] = rows
                 values.append(array)
+        if self._slab.layout.agents and len(ended):
+            flags = self._field("terminated") | self._field("truncated")
+            for array, (_, places) in zip(values, self._slab.agent_rows):
+                array[~flags[:, places]] = 0
         return gather(self._slab.layout.observation_space, values)
 
     @property

@@ -17,6 +17,7 @@ from envfleet.backends.base import Backend
 from envfleet.batch import Batch
 from envfleet.book import DONE, IDLE, KEEP, OUT, Book, checked_seed, checked_slots, per_slot
 from envfleet.errors import BadArgument, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.groups import AgentGroup
 from envfleet.interface import EnvInterface
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
@@ -50,6 +51,9 @@ class Fleet(EnvInterface):
         self.num_envs = backend.recipe.num_slots
         self.single_observation_space = layout.observation_space
         self.single_action_space = layout.action_space
+        self.agents: tuple[str, ...] = layout.agents  # the agent axis; () for a single-agent env
+        self.groups: tuple[AgentGroup, ...] = layout.groups
+        self.num_agents = layout.num_agents
         self.metadata: dict[str, Any] = about["metadata"]
         self.render_mode: str | None = about["render_mode"]
         self.spec = backend.recipe.spec

@@ -135,7 +135,14 @@ class Layout:
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     columns: Mapping[str, gym.Space[Any]] = dataclasses.field(default_factory=dict)
-    num_agents: int = 1
+    #: The agent axis. With agents, the spaces are joint ones (`envfleet.groups`) and hold every agent's part already.
+    agents: tuple[str, ...] = ()
+    groups: tuple[Any, ...] = ()
+
+    @property
+    def num_agents(self) -> int:
+        """The length of the agent axis: 1 for a single-agent env."""
+        return len(self.agents) or 1
 
     @property
     def obs_leaves(self) -> list[Leaf]:
@@ -154,6 +161,7 @@ class Layout:
         `started` counts the episodes begun in the slot; `now_…` belong to the one now running, `waiting` says that there
         is none; `next_seed` (-1: none) and `next_task` wait for the next reset. These are the life's whole state, kept
         here so that the compiled life and its Python twin can take turns. All else describes the transition in the row.
+        `pending` (acted, and its transition is still open) and `over` are written for envs of many agents only.
         """
         agents = (self.num_agents,)
         return np.dtype(
@@ -176,6 +184,8 @@ class Layout:
                 ("truncated", "?", agents),
                 ("active", "?", agents),
                 ("scored", "?", agents),
+                ("pending", "?", agents),
+                ("over", "?"),
                 ("waiting", "?"),
                 ("status", "u1"),
                 ("command", "u1"),
@@ -186,7 +196,7 @@ class Layout:
     def arrays(self) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
         """Name, dtype and row shape of every array of the slab, the head first."""
         out: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [("head", self.head, ())]
-        agents = (self.num_agents,)
+        one = (1,)  # many agents are inside the joint spaces
         for kind, leaves in (
             ("obs", self.obs_leaves),
             ("final_obs", self.obs_leaves),
@@ -194,11 +204,11 @@ class Layout:
         ):
             for i, leaf in enumerate(leaves):
                 if leaf.dtype is not None:
-                    out.append((f"{kind}/{i}", leaf.dtype, agents + leaf.shape))
+                    out.append((f"{kind}/{i}", leaf.dtype, one + leaf.shape))
         for name, space in self.columns.items():
             (leaf,) = leaves_of(space)
             assert leaf.dtype is not None
-            out.append((f"column/{name}", leaf.dtype, agents + leaf.shape))
+            out.append((f"column/{name}", leaf.dtype, one + leaf.shape))
         return out
 
     def offsets(self, num_slots: int) -> tuple[dict[str, int], int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from envfleet.adapters.pettingzoo import joint_columns
 from envfleet.auto import decide
 from envfleet.backends.base import Backend, Loss
 from envfleet.backends.remote import RemoteBackend, is_remote, remote_factory
@@ -43,12 +44,14 @@ def make(
     reset_timeout_s: float = 60.0,
     step_timeout_s: float = 60.0,
     blas_threads: int | None = 1,
+    with_state: bool = False,
     debug: bool | None = None,
 ) -> Fleet:
     """A fleet of environments.
 
     Args:
-        env: a Gymnasium id, an EnvSpec, a callable that builds an env, a list of callables with the same spaces, or the
+        env: a Gymnasium id, a short name of ours, an EnvSpec, a callable that builds an env (Gymnasium's, or a PettingZoo
+            ParallelEnv or AECEnv), a list of callables with the same spaces, a PettingZoo env to be copied, or the
             address (or addresses) of OpenEnv servers, of which every slot is a session.
         num_envs: how many slots (1 if not given; with a list, its length).
         backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose.
@@ -67,6 +70,7 @@ def make(
         reset_timeout_s: how long a reset may take.
         step_timeout_s: how long a step (or a call, or a render) may take.
         blas_threads: threads of BLAS and OpenMP in each worker process; None leaves them alone.
+        with_state: for PettingZoo environments, keep `env.state()` too: the columns `state` and, at ends, `final_state`.
         debug: poison stale zero-copy views and check actions; default: the environment variable ENVFLEET_DEBUG.
 
     Example:
@@ -83,7 +87,7 @@ def make(
         env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
     elif backend == "remote":
         raise BadArgument("backend 'remote' wants addresses of servers as its first argument, e.g. 'http://host:8000'")
-    factories, spec = factories_for(env, num_envs, env_kwargs, wrappers)
+    factories, spec = factories_for(env, num_envs, env_kwargs, wrappers, with_state)
     recipe = Recipe(
         factories, on_end, dict(columns or {}), init_timeout_s, reset_timeout_s, step_timeout_s, blas_threads, spec
     )
@@ -181,15 +185,18 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
         raise error
     first = next(iter(good))
     for slot, about in good.items():
-        for name in ("observation_space", "action_space"):
-            if about[name] != good[first][name]:
+        for name in ("agents", "observation_space", "action_space"):
+            if about.get(name) != good[first].get(name):
                 raise SpacesDiffer(
-                    f"slot {slot} has {name} {about[name]}, but slot {first} has {good[first][name]}: "
-                    "all environments of one fleet need equal spaces"
+                    f"slot {slot} has {name} {about.get(name)}, but slot {first} has {good[first].get(name)}: "
+                    "all environments of one fleet need equal spaces and, where there are many, the same agents"
                 )
     about = good[first]
     columns = {**about["columns"], **recipe.columns}
-    return Layout(about["observation_space"], about["action_space"], columns), about
+    agents = tuple(about.get("agents", ()))
+    if agents:
+        columns = {**joint_columns(columns, len(agents)), **about["seat_columns"]}
+    return Layout(about["observation_space"], about["action_space"], columns, agents, about.get("groups", ())), about
 
 
 def init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fault:

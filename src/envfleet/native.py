@@ -106,6 +106,8 @@ def armed_parts(life: SlotLife) -> tuple[Any, Any, int, bool] | None:
     """
     env, limit, wrapped = life.env, 0, False
     life.time_limit = None
+    if life.joint is not None:
+        return None
     while True:
         kind = type(env)
         if kind not in (TimeLimit, OrderEnforcing, PassiveEnvChecker) or {"step", "reset"} & vars(env).keys():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 import pickle
@@ -18,6 +19,8 @@ import cloudpickle
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from envfleet.adapters.pettingzoo import WithState, is_many_agents, seated
+from envfleet.envs.names import SHORT_NAMES, resolve_env
 from envfleet.errors import BadArgument, NotPicklable
 
 Factory = Callable[[], Any]
@@ -51,6 +54,21 @@ class WrappedFactory:
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyFactory:
+    """Gives copies of an env that was passed by value."""
+
+    name: str
+    blob: bytes = dataclasses.field(repr=False)
+
+    def __call__(self) -> Any:
+        """Make one copy."""
+        return pickle.loads(self.blob)  # pickled by this very fleet
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +137,18 @@ def _load_factory(blob: bytes) -> Factory:
 
 
 def factories_for(
-    env: Any, num_envs: int | None, env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Callable[[Any], Any]]
+    env: Any,
+    num_envs: int | None,
+    env_kwargs: Mapping[str, Any] | None,
+    wrappers: Sequence[Callable[[Any], Any]],
+    with_state: bool = False,
 ) -> tuple[tuple[Factory, ...], EnvSpec | None]:
     """One factory per slot from what users pass: an id, an EnvSpec, a callable or a list of callables."""
     spec: EnvSpec | None = None
     kwargs = dict(env_kwargs or {})
+    if isinstance(env, str) and env.lower() in SHORT_NAMES:
+        named: Any = resolve_env(env)
+        env, kwargs = functools.partial(named, **kwargs), {}
     if isinstance(env, (str, EnvSpec)):
         spec = _resolve(env)
         made: list[Factory] = [SpecFactory(spec, kwargs)]
@@ -137,6 +162,8 @@ def factories_for(
         if num_envs not in (None, len(env)):
             raise BadArgument(f"num_envs={num_envs}, but the list has {len(env)} callables: leave num_envs out")
         made, num_envs = list(env), len(env)
+    elif is_many_agents(env) and not isinstance(env, type):
+        made = [CopyFactory(type(seated(env).env).__name__, pickled(env, "the environment"))]
     elif isinstance(env, gym.Env) or (hasattr(env, "step") and not isinstance(env, type)):
         raise BadArgument(
             f"got an environment object ({type(env).__name__}); every slot needs its own: "
@@ -155,6 +182,8 @@ def factories_for(
         raise BadArgument(f"num_envs={num_envs!r}: give a whole number from 1 up")
     if wrappers:
         made = [WrappedFactory(factory, tuple(wrappers)) for factory in made]
+    if with_state:
+        made = [WithState(factory) for factory in made]
     return tuple(made if len(made) == count else made * count), spec
 
 

@@ -42,8 +42,11 @@ class Slab:
         self.raw = self.head.view((np.void, self.head.dtype.itemsize))
         #: A view of each scalar of all rows, made once: every life holds these, and thousands of lives hold the same.
         self.scalars = {name: self.head[name] for name in self.head.dtype.names or ()}
-        #: (dtype, offset) of each scalar in a row, the first agent's where there is an agent axis.
-        self.fields = {name: (entry[0].base, entry[1]) for name, entry in (self.head.dtype.fields or {}).items()}
+        #: (dtype, shape, offset) of each scalar in a row; the shape is () but for many agents' columns.
+        self.fields = {
+            name: (entry[0].base, entry[0].shape if layout.agents else (), entry[1])
+            for name, entry in (self.head.dtype.fields or {}).items()
+        }
         self.obs_leaves = layout.obs_leaves
         self.action_leaves = layout.action_leaves
         # Objects of mailbox leaves: per leaf index a list with one object per slot. Never in shared memory.
@@ -105,7 +108,7 @@ class Slab:
             return self.arrays[f"column/{name}"][:, 0]
         if name in (self.head.dtype.names or ()):
             column = self.head[name]
-            return column[:, 0] if column.ndim == 2 else column
+            return column[:, 0] if column.ndim == 2 and not self.layout.agents else column
         raise AttributeError(f"the slab has no column {name!r}")
 
     def gather_action(self, values: list[Any]) -> Any:
@@ -113,11 +116,36 @@ class Slab:
         return gather(self.layout.action_space, values)
 
     def save_obs(self, slot: int) -> list[Any]:
-        """A copy of the slot's observation, leaf by leaf, for `restore_final_obs`."""
-        return [
+        """A copy of the slot's last observation, leaf by leaf, for `restore_final_obs`."""
+        saved = [
             self.mail["obs"][i][slot] if array is None else array[slot].copy()
             for i, array in enumerate(self.leaf_arrays("obs"))
         ]
+        if self.layout.agents:
+            # An agent that waits for its turn has its last observation in `final_obs` (see JointRow).
+            for i, (_, rows) in enumerate(self.agent_rows):
+                idle = ~self.head["active"][slot, rows]
+                saved[i][0, idle] = self._leaf_arrays["final_obs"][i][slot, 0, idle]  # type: ignore[index]
+        return saved
+
+    @property
+    def agent_rows(self) -> list[tuple[str, list[int]]]:
+        """Per leaf of an observation: its group, and the places of the group's agents on the agent axis."""
+        groups = self.layout.groups
+        several = {group.name: group for group in groups} if len(groups) > 1 else {}
+        chosen = [several[leaf.path[0]] if several else groups[0] for leaf in self.obs_leaves]
+        return [(group.name, list(group.indices)) for group in chosen]
+
+    def clear_obs(self, slot: int) -> None:
+        """Nobody is there to observe: many agents' observations and masks become zeros."""
+        if self.layout.agents:
+            for name in self.names("obs", "column"):
+                self.arrays[name][slot] = 0
+
+    def ended(self, slots: Any) -> Any:
+        """bool per row (or one): its episode is over."""
+        head = self.head[slots]
+        return head["over"] if self.layout.agents else (head["terminated"] | head["truncated"])[..., 0]
 
     def restore_final_obs(self, slot: int, saved: list[Any]) -> None:
         """Make a saved observation the slot's `final_obs`."""

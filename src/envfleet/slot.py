@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.adapters.pettingzoo import seated
+from envfleet.joint import JointRow
 from envfleet.layout import FAULT, READY, REBUILD, RESET, fits, leaves_of, scatter
 from envfleet.results import attribute, checked_info, number_of, snapshot_value, task_routes, unpack_result
 from envfleet.slab import Slab
@@ -51,6 +53,7 @@ class SlotLife:
         self.phase = "idle"
         self.runner: Any = None  # the compiled runner that drives this slot, while it does
         self.time_limit: Any = None  # the TimeLimit wrapper absorbed into it
+        self.joint: JointRow | None = None  # writes the row where the env has many agents
         self._set_task: Callable[[Any], Any] | None = None
         self._reset_takes_task = False
 
@@ -68,8 +71,8 @@ class SlotLife:
         env = yield "init", self.make_env, (), {}
         if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
             raise TypeError(f"the factory returned {type(env).__name__}, which has no reset and step")
-        self.env = env
         self._reset_takes_task, self._set_task = task_routes(env)
+        self.env = seated(env)
 
     def attach(self, slab: Slab) -> None:
         """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
@@ -77,7 +80,7 @@ class SlotLife:
         head = slab.scalars
         self._reward, self._ep_return = head["reward"], head["ep_return"]
         self._terminated, self._truncated = head["terminated"], head["truncated"]
-        self._active, self._scored = head["active"], head["scored"]
+        self._active, self._scored, self._over = head["active"], head["scored"], head["over"]
         self._episode, self._step, self._length = head["episode"], head["step"], head["length"]
         self._task, self._seed, self._started = head["task"], head["seed"], head["started"]
         self._now_seed, self._now_task = head["now_seed"], head["now_task"]
@@ -90,6 +93,7 @@ class SlotLife:
         self._columns = [
             (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
         ]
+        self.joint = JointRow(slab, self.slot) if slab.layout.agents else None
 
     # -- one send -----------------------------------------------------------------------------------------------
 
@@ -113,6 +117,9 @@ class SlotLife:
 
     def take_step(self, result: Any) -> Calls:
         """Write what a step returned, and begin the next episode if it ended one."""
+        if self.joint is not None:
+            yield from self._take_joint_step(result, self.joint)
+            return
         # The head is written last and `obs` before it: if any part of the result is bad, the row still tells of the
         # last good transition.
         slot = self.slot
@@ -140,13 +147,37 @@ class SlotLife:
         self._write_head(episode, step, reward, ep_return, terminated, truncated, task, seed)
         self._scored[slot, 0] = True
 
+    def _take_joint_step(self, result: Any, row: JointRow) -> Calls:
+        """`take_step` for many agents: the same order of things, with the seat telling what happened to each agent."""
+        slot, seat = self.slot, self.env
+        seat.take(result)
+        over, step = seat.over, int(self._now_length[slot])
+        head = {
+            **{name: getattr(seat, name).copy() for name in ("reward", "terminated", "truncated", "scored")},
+            "ep_return": self._now_return[slot] + seat.earned,
+            "episode": self._started[slot] - 1, "step": step, "length": step + 1, "over": over,
+            "task": self._now_task[slot], "seed": self._now_seed[slot],
+        }  # fmt: skip
+        info = self.keep(seat.infos) if any(seat.infos.values()) else None
+        row.write_final(seat)
+        if over and self.on_end == "reset":
+            self.final_info = info
+            self.info = yield from self._reset_env()
+        else:
+            self.info = info
+            row.write_obs(seat)
+            self._waiting[slot] = over
+            self._now_length[slot], self._now_return[slot] = step + 1, head["ep_return"]
+        row.write_head(head)
+
     def _begin(self) -> Calls:
         """A reset that is a row of its own: no transition, step -1."""
         self.info = yield from self._reset_env()
         slot = self.slot
         task, seed = self._now_task[slot], self._now_seed[slot]
         self._write_head(self._started[slot] - 1, -1, 0.0, 0.0, False, False, task, seed)
-        self._scored[slot, 0] = False
+        self._scored[slot] = False
+        self._over[slot] = False
 
     def _write_head(
         self,
@@ -161,8 +192,8 @@ class SlotLife:
     ) -> None:
         slot = self.slot
         self._episode[slot], self._step[slot], self._length[slot] = episode, step, step + 1
-        self._reward[slot, 0], self._ep_return[slot, 0] = reward, ep_return
-        self._terminated[slot, 0], self._truncated[slot, 0] = terminated, truncated
+        self._reward[slot], self._ep_return[slot] = reward, ep_return
+        self._terminated[slot], self._truncated[slot] = terminated, truncated
         self._task[slot], self._seed[slot] = task, seed
 
     def _reset_env(self) -> Generator[Call, Any, Any]:
@@ -190,15 +221,22 @@ class SlotLife:
     def take_reset(self, result: Any, task: int = -1, seed: int = -1) -> Any:
         """Write what a reset returned; gives the info as it is kept."""
         slot = self.slot
-        obs, info = unpack_result(result, 2, "reset")
-        info = checked_info(info)
-        self.info = self.keep(info) if info else None
-        self._write_columns(info)
-        self.write_obs(obs, "obs")
+        if self.joint is not None:
+            seat = self.env
+            seat.begin(result)
+            self.info = self.keep(seat.infos) if any(seat.infos.values()) else None
+            self.joint.write_obs(seat)
+            self._now_return[slot] = seat.earned
+        else:
+            obs, info = unpack_result(result, 2, "reset")
+            info = checked_info(info)
+            self.info = self.keep(info) if info else None
+            self._write_columns(info)
+            self.write_obs(obs, "obs")
+            self._now_return[slot, 0], self._active[slot, 0] = 0.0, True
         self._now_task[slot], self._now_seed[slot] = task, seed
-        self._now_length[slot], self._now_return[slot, 0] = 0, 0.0
+        self._now_length[slot] = 0
         self._started[slot] += 1
-        self._active[slot, 0] = True
         self._waiting[slot] = False
         return self.info
 
@@ -265,6 +303,8 @@ class SlotLife:
 
     def read_action(self) -> Any:
         """The action in the row, as the env expects it: a copy, because envs keep what they are given."""
+        if self.joint is not None:
+            return self.env.actions(self.joint.actions())
         slot = self.slot
         values: list[Any] = []
         for i, array in enumerate(self._actions):

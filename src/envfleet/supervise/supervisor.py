@@ -87,8 +87,8 @@ class Supervisor:
     def credit(self, slots: list[int]) -> None:
         """A completed episode clears the slot's count of restarts."""
         if self.has_restarts:
-            head = self.backend.slab.head[slots]
-            ended = head["terminated"].any(axis=1) | (head["truncated"].any(axis=1) & (head["status"] != FAULT))
+            slab = self.backend.slab
+            ended = slab.ended(slots) & (slab.head["status"][slots] != FAULT)
             self.restarts[np.asarray(slots, np.int64)[ended]] = 0
             self.has_restarts = bool(self.restarts.any())
 
@@ -192,7 +192,7 @@ class Supervisor:
     def _record(self, slot: int, kind: str, phase: str, cause: str, **more: Any) -> Fault:
         head = self.backend.slab.head[slot]
         running = int(head["started"]) - 1
-        same = int(head["episode"]) == running and not (head["terminated"].any() or head["truncated"].any())
+        same = int(head["episode"]) == running and not self.backend.slab.ended(slot)
         seed = int(head["now_seed"])
         more.setdefault("worker", int(self.backend.worker_of[slot]))
         fault = Fault(
@@ -247,6 +247,8 @@ class Supervisor:
                 "ep_return": head["ep_return"].copy() if same and fault.step > 0 else 0.0,
                 "task": int(head["now_task"]),
                 "seed": int(head["now_seed"]),
+                # Of many agents those that took part: they had an observation, or their transition was open.
+                "truncated": head["active"] | head["pending"] if self.backend.slab.layout.agents else True,
             },
         )
 
@@ -256,9 +258,11 @@ class Supervisor:
         for name, value in interrupted.head.items():
             row[name] = value
         row["reward"], row["terminated"], row["scored"] = 0.0, False, False
-        row["truncated"], row["active"], row["status"] = True, status == FAULT, status
+        row["over"], row["status"] = True, status
         slab.restore_final_obs(slot, interrupted.final_obs)
         if status == QUARANTINED:
+            row["active"] = row["pending"] = False
+            slab.clear_obs(slot)
             self.backend.info.pop(slot, None)
         self.backend.final_info.pop(slot, None)
 
@@ -305,7 +309,8 @@ class Supervisor:
         """What a quarantined slot comes back with: nothing happened, nothing is to be learnt."""
         row = self.backend.slab.head[slot : slot + 1]
         row["reward"], row["terminated"], row["truncated"] = 0.0, False, False
-        row["scored"], row["active"], row["status"] = False, False, QUARANTINED
+        row["scored"], row["active"], row["pending"], row["over"] = False, False, False, False
+        row["status"] = QUARANTINED
 
     def raise_pending(self, slots: list[int]) -> None:
         """Raise the first fault among slots that are being received; all of them are then the caller's again."""

@@ -60,7 +60,6 @@ class AgentSegment(Segment):
         """Make a segment to be filled; obs, action and active shaped like one batch ([B, A, …])."""
         slots, agents = active.shape
         segment = cls.empty(num_steps, slots, obs=obs, action=action)
-        assert isinstance(segment, AgentSegment)
         shape = (num_steps, slots, agents)
         segment.acted = np.zeros(shape, np.bool_)
         segment.agent_step = np.zeros(shape, np.int64)

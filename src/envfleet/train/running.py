@@ -48,7 +48,9 @@ class Histories:
             if end >= 0:
                 self._parts[slot] = []
             if end + 1 < steps:
-                self._parts[slot].append(tree_map(lambda leaf, at=(end + 1, slot): leaf[at[0] :, at[1]], segment.action))
+                self._parts[slot].append(
+                    tree_map(lambda leaf, at=(end + 1, slot): leaf[at[0] :, at[1]], segment.action)
+                )
 
     def actions(self, slot: int) -> Tree:
         """Return the actions of the slot's running episode, in order."""

@@ -123,7 +123,9 @@ class TeamEvaluator:
         if isinstance(opponents, Mapping):
             unknown = [name for name in opponents if name not in self.agents]
             if unknown:
-                raise BadArgument(f"opponents: there is no agent {unknown[0]!r}; the agents are {', '.join(self.agents)}")
+                raise BadArgument(
+                    f"opponents: there is no agent {unknown[0]!r}; the agents are {', '.join(self.agents)}"
+                )
             return {name: self._opponent(one, name) for name, one in opponents.items()}
         sides = [each.agents for each in self.seats] if len(self.seats) > 1 else [(name,) for name in self.agents]
         ours = sides[episode % len(sides)]
@@ -182,9 +184,7 @@ class TeamEvaluator:
         action = opponent(observation, None if mask is None else mask[0, place], rng)
         part_of(out, group.name, len(groups))[0, place] = action
 
-    def _summary(
-        self, returns: NDArray[np.float64], lengths: list[int], ours: NDArray[np.bool_]
-    ) -> TeamEvaluation:
+    def _summary(self, returns: NDArray[np.float64], lengths: list[int], ours: NDArray[np.bool_]) -> TeamEvaluation:
         mine = np.where(ours, returns, 0.0).sum(axis=1) / np.maximum(ours.sum(axis=1), 1)
         plain = Evaluation.of(mine.tolist(), lengths)
         counts = {}

@@ -24,7 +24,7 @@ from envfleet.agents.features import MASK_KEY
 from envfleet.agents.policy_map import Seats, part_of
 from envfleet.agents.team import SEAT, mask_of
 from envfleet.rollout.agents import STATE, AgentSegment
-from envfleet.rollout.segment import Segment
+from envfleet.rollout.segment import RaggedSegment, Segment
 from envfleet.rollout.tree import Tree, tree_leaves, tree_map
 
 Ints = NDArray[np.int64]
@@ -74,7 +74,7 @@ class Transitions:
         """Transitions that wait for their outcome."""
         return int(self.held_mask.sum())
 
-    def cut(self, segment: AgentSegment, multiples: Mapping[str, int] | None = None) -> dict[str, Segment]:
+    def cut(self, segment: AgentSegment, multiples: Mapping[str, int] | None = None) -> dict[str, RaggedSegment]:
         """One segment per policy, [T', B · P]: T' is its longest sequence, rounded up to its multiple."""
         numbers, by = self._number(segment), multiples or {}
         made = {seats.name: self._of_policy(seats, segment, numbers, by.get(seats.name, 1)) for seats in self.seats}
@@ -100,13 +100,13 @@ class Transitions:
             still_open &= ~done
         return Numbers(begun, closed, count - still_open, still_open)
 
-    def _of_policy(self, seats: Seats, segment: AgentSegment, numbers: Numbers, multiple: int) -> Segment:
+    def _of_policy(self, seats: Seats, segment: AgentSegment, numbers: Numbers, multiple: int) -> RaggedSegment:
         lengths = numbers.complete[:, seats.indices].reshape(-1)  # [B · P]
         steps = -(-max(int(lengths.max(initial=0)), 1) // multiple) * multiple
         rows = self._notes(seats, segment, numbers.begun, lengths, steps)
         columns = np.arange(len(lengths))
         self.held[seats.name] = tree_map(lambda leaf: leaf[lengths, columns].copy(), rows)
-        result = Segment.empty(
+        result = RaggedSegment.empty(
             steps, len(lengths), obs=tree_map(lambda leaf: leaf[0], rows["obs"]), action=rows["raw"][0]
         )
         result.obs = tree_map(lambda leaf: leaf[:steps], rows["obs"])
@@ -191,10 +191,9 @@ class Transitions:
         result.final_obs = {OWN: last, CENTRAL: segment.fate_state[seats.group][ours]} if self.central else last
         result.end_return, result.end_length = np.zeros(int(ours.sum())), np.zeros(int(ours.sum()), np.int64)
 
-    def _drop_unfollowed(self, result: Segment, seats: Seats, segment: AgentSegment, numbers: Numbers) -> None:
+    def _drop_unfollowed(self, result: RaggedSegment, seats: Seats, segment: AgentSegment, numbers: Numbers) -> None:
         """An agent that was scored, has not ended and has no observation: there is nothing to bootstrap from."""
         lengths = result.lengths
-        assert lengths is not None
         goes_on = (segment.bootstrap_active | numbers.still_open)[:, seats.indices].reshape(-1)
         columns = np.flatnonzero((lengths > 0) & ~goes_on)
         last = lengths[columns] - 1

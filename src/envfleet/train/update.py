@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from envfleet.agents.features import MASK_KEY, Inputs
 from envfleet.agents.networks import ActorCritic, flatten_parameters
 from envfleet.agents.policy import NotFinite
-from envfleet.rollout.segment import Segment
+from envfleet.rollout.segment import RaggedSegment, Segment
 from envfleet.rollout.tree import tree_map
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
@@ -302,7 +302,7 @@ def _whole(steps: int, rows: int, num_minibatches: int) -> int:
 
 def _state_after(segment: Segment, before: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     """The state [C, B, W] after the last row of every column."""
-    if segment.lengths is None:
+    if not isinstance(segment, RaggedSegment):
         return states[:, segment.num_steps - 1].clone()
     # A column of n rows goes on from the state that enters row n; those without a row n, from the end.
     columns, ends = torch.arange(segment.num_slots), torch.from_numpy(segment.lengths)

@@ -33,20 +33,22 @@ def check_policies(config: PPOConfig, env: Any) -> None:
     Environments of one agent are left alone: nothing is built unless PettingZoo is in use or policies are asked for.
     """
     asked = config.policies != "shared" or config.self_play or config.centralised_critic
-    if isinstance(env, str) or (not asked and "pettingzoo" not in sys.modules):
+    if not asked and (isinstance(env, str) or "pettingzoo" not in sys.modules):
         return
-    built = env(**config.env_kwargs)
-    try:
-        agents = [str(agent) for agent in getattr(built, "possible_agents", ())]
-        if agents:
-            spaces = [[space(agent) for agent in built.possible_agents] for space in _space_functions(built)]
-            assign_policies(config.policies, agents, groups_of(agents, *spaces))
-        elif asked:
-            raise BadArgument(
-                f"{config.env_name} has one agent: policies, centralised_critic and self_play are for environments with many"
-            )
-    finally:
-        built.close()
+    agents: list[str] = []
+    if not isinstance(env, str):  # Gymnasium ids have one agent
+        built = env(**config.env_kwargs)
+        try:
+            agents = [str(agent) for agent in getattr(built, "possible_agents", ())]
+            if agents:
+                spaces = [[space(agent) for agent in built.possible_agents] for space in _space_functions(built)]
+                assign_policies(config.policies, agents, groups_of(agents, *spaces))
+        finally:
+            built.close()
+    if asked and not agents:
+        raise BadArgument(
+            f"{config.env_name} has one agent: policies, centralised_critic and self_play are for environments with many"
+        )
 
 
 def _space_functions(env: Any) -> tuple[Any, Any]:

@@ -123,7 +123,7 @@ class Turns(AECEnv):
         return spaces.Discrete(2)
 
     def observe(self, agent):
-        return np.array([self.time / 5, self.last, self.possible_agents.index(agent)], np.float32)
+        return np.array([self.time / 5, self.said, self.possible_agents.index(agent)], np.float32)
 
     def reset(self, seed=None, options=None):
         self.agents = list(self.possible_agents)
@@ -132,7 +132,7 @@ class Turns(AECEnv):
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
         self.infos = {agent: {} for agent in self.agents}
-        self.time, self.last = 0, 0
+        self.time, self.said = 0, 0
         self.agent_selection = self.agents[0]
 
     def step(self, action):
@@ -143,7 +143,7 @@ class Turns(AECEnv):
         other = self.possible_agents[1 - self.possible_agents.index(agent)]
         self._cumulative_rewards[agent] = 0.0
         self.rewards = {agent: 1.0 + self.time, other: 0.5}  # the other earns something while it waits
-        self.last, self.time = int(action), self.time + 1
+        self.said, self.time = int(action), self.time + 1
         if self.time == self.limit:
             self.terminations = dict.fromkeys(self.agents, True)
         self.agent_selection = other

@@ -256,9 +256,11 @@ def test_one_forward_per_policy_and_batch(monkeypatch):
 def test_only_those_who_act_advance_their_memory():
     with PPOTrainer(config(env=Turns, arch="memory", num_envs=2)) as trainer:
         policy = trainer.team.sides["shared"].policy
-        trainer.collector.segment(1)
-        state = policy.state.reshape(2, 2, -1)
-        assert (state[:, 0] != 0).any() and not state[:, 1].any()
+        trainer.collector.segment(2)  # each had its turn
+        before = policy.state.reshape(2, 2, -1).copy()
+        trainer.collector.segment(1)  # the first again
+        changed = (policy.state.reshape(2, 2, -1) != before).any(axis=2)
+        assert before[:, 1].any() and changed.tolist() == [[True, False]] * 2
 
 
 def test_learned_state_follows_each_agents_own_rows():
@@ -324,6 +326,7 @@ def test_past_policies_are_seated_on_one_side_and_not_learned_from():
 def test_train_and_eval_from_the_command_line(tmp_path, capsys):
     out = str(tmp_path / "run")
     flags = ["--n-envs", "2", "--num-steps", "32", "--total-steps", "192", "--backend", "serial", "--quiet"]
+    flags += ["--env-kwargs", "max_cycles=6"]  # episodes end in every update
     assert main(["train", "gridworld-aec", "--policies", "shared", "--out", out, *flags, "--no-tensorboard"]) == 0
     assert main(["eval", out, "--episodes", "2", "--json"]) == 0
     import json
@@ -338,7 +341,7 @@ def test_train_and_eval_from_the_command_line(tmp_path, capsys):
 def test_eval_against_opponents_counts_games(tmp_path, capsys):
     pytest.importorskip("pettingzoo.classic")
     out = str(tmp_path / "run")
-    flags = ["--n-envs", "4", "--num-steps", "16", "--total-steps", "64", "--self-play", "--out", out, "--quiet"]
+    flags = ["--n-envs", "4", "--num-steps", "16", "--total-steps", "64", "--self-play", "--out", out, "--quiet", "--backend", "serial"]
     assert main(["train", "pettingzoo:classic/tictactoe_v3", *flags, "--no-tensorboard"]) == 0
     assert main(["eval", out, "--episodes", "6", "--opponent", "envfleet.envs.tictactoe:minimax2"]) == 0
     told = capsys.readouterr().out

@@ -133,7 +133,8 @@ class AgentSegmentRun(SegmentRun):
             columns={**self.columns, ACTIVE: self.active, AGENT_STEP: self.agent_step},
             seed=self.engine.seed,
         )
-        answer = self.engine._call(ask)
+        trusted = bool(getattr(self.engine.policy, "answers_fit", False))
+        answer = self.engine._call(ask) if trusted else self.engine.ask(ask)[0]
         if t == 0:
             self.segment = AgentSegment.of(num_steps, obs=self.obs, action=answer.actions, active=self.active)
             for kind, found in (("extras", answer.extras), ("columns", self.columns)):

@@ -67,6 +67,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "entropy_final": 0.0,
         "gamma": 0.98,
     },
+    "gridworld": {"num_steps": 128, "learning_rate": 1e-3, "entropy": 0.01, "gamma": 0.95},
+    "spread": {
+        "num_steps": 100,
+        "num_epochs": 8,
+        "learning_rate": 1e-3,
+        "entropy": 0.01,
+        "gamma": 0.95,
+        "normalize_reward": True,
+    },
     "catch": {"num_steps": 64, "learning_rate": 2.5e-3, "entropy": 0.01, "gamma": 0.95},
 }
 
@@ -79,6 +88,9 @@ _BY_NAME = (
     ("pendulum", "pendulum"),
     ("tmaze", "tmaze"),
     ("catch", "catch"),
+    ("gridworld", "gridworld"),
+    ("simple-spread", "spread"),
+    ("simple_spread", "spread"),
     ("noframeskip", "atari"),
     ("ale/", "atari"),
     *((name, "mujoco") for name in ("halfcheetah", "hopper", "walker2d", "ant-", "humanoid", "swimmer", "reacher")),

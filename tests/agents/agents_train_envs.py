@@ -61,9 +61,7 @@ class Crowd(ParallelEnv):
         self.agents = []
 
     def observation_space(self, agent):
-        return spaces.Dict(
-            observation=spaces.Box(0, 1, (3,), np.float32), action_mask=spaces.Box(0, 1, (3,), np.int8)
-        )
+        return spaces.Dict(observation=spaces.Box(0, 1, (3,), np.float32), action_mask=spaces.Box(0, 1, (3,), np.int8))
 
     def action_space(self, agent):
         return spaces.Discrete(3)
@@ -100,7 +98,13 @@ class Crowd(ParallelEnv):
             self.agents.sort()
         obs = {agent: self.see(agent) for agent in sorted({*lived, *self.agents})}
         known = {agent: reward.get(agent, 0.0) for agent in obs}
-        return obs, known, {a: dead.get(a, False) for a in obs}, {a: cut.get(a, False) for a in obs}, {a: {} for a in obs}
+        return (
+            obs,
+            known,
+            {a: dead.get(a, False) for a in obs},
+            {a: cut.get(a, False) for a in obs},
+            {a: {} for a in obs},
+        )
 
     def close(self):
         pass

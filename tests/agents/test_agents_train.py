@@ -124,7 +124,7 @@ def test_gae_equals_hand_computed_values_per_agent_where_episodes_are_truncated(
     advantage, _ = gae(part.reward, values, following, part.ended, part.scored, gamma, lam)
     for column in range(4):
         agent = column % 2
-        value = lambda time, agent=agent: time / 4 + agent  # noqa: B023
+        value = lambda time, agent=agent: time / 4 + agent
         reward = [time + 10.0 * agent for time in (1, 2, 3, 4, 5, 1, 2)]
         after = [value(1), value(2), value(3), value(4), value(5), value(1), value(2)]  # the fifth is of final_obs
         now = [value(0), value(1), value(2), value(3), value(4), value(0), value(1)]
@@ -341,7 +341,20 @@ def test_train_and_eval_from_the_command_line(tmp_path, capsys):
 def test_eval_against_opponents_counts_games(tmp_path, capsys):
     pytest.importorskip("pettingzoo.classic")
     out = str(tmp_path / "run")
-    flags = ["--n-envs", "4", "--num-steps", "16", "--total-steps", "64", "--self-play", "--out", out, "--quiet", "--backend", "serial"]
+    flags = [
+        "--n-envs",
+        "4",
+        "--num-steps",
+        "16",
+        "--total-steps",
+        "64",
+        "--self-play",
+        "--out",
+        out,
+        "--quiet",
+        "--backend",
+        "serial",
+    ]
     assert main(["train", "pettingzoo:classic/tictactoe_v3", *flags, "--no-tensorboard"]) == 0
     assert main(["eval", out, "--episodes", "6", "--opponent", "envfleet.envs.tictactoe:minimax2"]) == 0
     told = capsys.readouterr().out

@@ -29,7 +29,7 @@ def extensions() -> list[Extension]:
     return [
         Extension(
             "envfleet._native",
-            ["native/runner.c", "native/runner_type.c", "native/exchange.c"],
+            ["native/runner.c", "native/runner_agents.c", "native/runner_type.c", "native/exchange.c"],
             depends=["native/envfleet.h"],
             include_dirs=["native", numpy.get_include()],
             extra_compile_args=flags,

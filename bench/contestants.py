@@ -94,6 +94,7 @@ class Limit(Contestant):
     """One process per core, each looping over its own share of the envs; nothing is communicated in a slice."""
 
     store = False
+    worker = staticmethod(_limit_worker)
 
     def __init__(self, env: str, slots: int) -> None:
         super().__init__(env, slots)
@@ -104,7 +105,7 @@ class Limit(Contestant):
         for first, last in itertools.pairwise(edges):
             mine, theirs = context.Pipe()
             args = (theirs, env, first, last - first, slots, self.store)
-            process = context.Process(target=_limit_worker, args=args, daemon=True)
+            process = context.Process(target=self.worker, args=args, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)

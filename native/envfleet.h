@@ -17,6 +17,7 @@ enum { COMMAND_STEP = 0 };
 typedef struct {
     PyObject *life;         // the Python life of this slot (borrowed from Runner.lives)
     PyObject *step, *reset; // bound methods of the env below the absorbed wrappers, NULL until armed
+    PyObject *env;          // of many agents: its `agents` says who is alive
     int64_t limit;          // of an absorbed TimeLimit, 0 for none
     char explicit_reset;    // wrappers were absorbed: they always pass seed and options on
     char has_info;          // the Python life holds an info of an earlier step
@@ -33,7 +34,7 @@ typedef struct {
     Py_ssize_t stride;
     struct {
         Py_ssize_t reward, ep_return, episode, step, length, task, seed, started, now_seed, now_task, now_length,
-            now_return, next_seed, next_task, terminated, truncated, active, scored, waiting, status, command;
+            now_return, next_seed, next_task, terminated, truncated, active, scored, pending, over, waiting, status, command;
     } at;
     char *obs, *final_obs;       // NULL: observations are written by Python
     Py_ssize_t obs_bytes;
@@ -42,6 +43,10 @@ typedef struct {
     char *action;                // NULL: actions are read by Python
     Py_ssize_t action_bytes;
     PyObject *action_like;
+    PyObject *agents;            // tuple of names, NULL for one agent; then obs and action rows hold all agents' parts
+    Py_ssize_t num_agents;
+    PyObject **seen;             // per agent, within one step: its observation
+    double *rewards;             // and its reward
     char on_end_reset, has_columns;
     int64_t *pulse;              // slot, phase, since: NULL where nobody watches
     char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
@@ -53,6 +58,10 @@ int runner_setup_numpy(void);
 // One advance of a slot. Returns SIDE_…, or -1 with an exception that must not be caught (KeyboardInterrupt).
 int runner_advance(Runner *runner, Py_ssize_t slot);
 void runner_idle(Runner *runner);
+int is_bool(PyObject *value, int *out);
+int is_number(PyObject *value, double *out);
+PyObject *agents_action(Runner *runner, Py_ssize_t slot);
+int agents_take(Runner *runner, Py_ssize_t slot, PyObject *result);
 
 #ifdef __linux__
 extern PyTypeObject ExchangeType;

@@ -2,6 +2,7 @@
 // everything else (odd types, seeds, tasks, options, declared columns, nested spaces, errors) to the Python life, so that
 // there is one meaning. What it must equal is src/envfleet/slot.py, and the conformance suite holds the two together.
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL envfleet_array_api
 #include "envfleet.h"
 #include <numpy/arrayobject.h>
 #include <numpy/arrayscalars.h>
@@ -44,6 +45,7 @@ void runner_idle(Runner *runner) { pulse(runner, -1, PHASE_IDLE); }
 // An action as the env gets it: a NumPy scalar, or an array of its own (envs keep what they are given).
 static PyObject *make_action(Runner *runner, Py_ssize_t slot) {
     if (!runner->action) return PyObject_CallMethodNoArgs(runner->slots[slot].life, str_read_action);
+    if (runner->agents) return agents_action(runner, slot);
     PyArrayObject *like = (PyArrayObject *)runner->action_like;
     char *data = runner->action + slot * runner->action_bytes;
     if (PyArray_NDIM(like) == 2) return PyArray_Scalar(data, PyArray_DESCR(like), NULL);
@@ -113,7 +115,7 @@ static int keep_info(Runner *runner, Py_ssize_t slot, PyObject *info, int final)
     return SIDE_PYTHON;
 }
 
-static int is_bool(PyObject *value, int *out) {
+int is_bool(PyObject *value, int *out) {
     if (value == Py_True || value == Py_False) {
         *out = value == Py_True;
         return 1;
@@ -125,7 +127,7 @@ static int is_bool(PyObject *value, int *out) {
     return 0;
 }
 
-static int is_number(PyObject *value, double *out) {
+int is_number(PyObject *value, double *out) {
     if (PyFloat_Check(value)) { // np.float64 too
         *out = PyFloat_AS_DOUBLE(value);
         return 1;
@@ -260,6 +262,11 @@ int runner_advance(Runner *runner, Py_ssize_t slot) {
         return SIDE_GONE;
     }
     if (!result) return failed(runner, slot, str_step);
+    if (runner->agents) {
+        if (!agents_take(runner, slot, result)) return irregular(runner, slot, result);
+        Py_DECREF(result);
+        return SIDE_NONE;
+    }
     double reward;
     int terminated, truncated, side = SIDE_NONE;
     if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5 || runner->has_columns ||

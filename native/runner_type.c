@@ -20,7 +20,7 @@ static int read_offsets(Runner *self, PyObject *offsets) {
 #define F(name) {#name, offsetof(Runner, at.name)}
         F(reward), F(ep_return), F(episode), F(step), F(length), F(task), F(seed), F(started), F(now_seed), F(now_task),
         F(now_length), F(now_return), F(next_seed), F(next_task), F(terminated), F(truncated), F(active), F(scored),
-        F(waiting), F(status), F(command),
+        F(pending), F(over), F(waiting), F(status), F(command),
 #undef F
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -36,12 +36,12 @@ static int read_offsets(Runner *self, PyObject *offsets) {
 
 static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"head", "offsets", "obs", "final_obs", "obs_is_int64_scalar", "action", "lives", "slow",
-                            "on_end_reset", "has_columns", "pulse", "arena", "pickle", NULL};
-    PyObject *head, *offsets, *obs, *final_obs, *action, *lives, *slow, *pulse, *arena, *pickle;
+                            "on_end_reset", "has_columns", "pulse", "arena", "pickle", "agents", NULL};
+    PyObject *head, *offsets, *obs, *final_obs, *action, *lives, *slow, *pulse, *arena, *pickle, *agents;
     int is_int, on_end_reset, has_columns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOO", names, &head, &PyDict_Type, &offsets, &obs,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOOO!", names, &head, &PyDict_Type, &offsets, &obs,
                                      &final_obs, &is_int, &action, &PyDict_Type, &lives, &slow, &on_end_reset,
-                                     &has_columns, &pulse, &arena, &pickle))
+                                     &has_columns, &pulse, &arena, &pickle, &PyTuple_Type, &agents))
         return -1;
     Py_ssize_t rows = PyObject_Size(head), unused;
     char *pulse_data;
@@ -61,9 +61,13 @@ static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     self->has_columns = (char)has_columns;
     self->slow = Py_NewRef(slow);
     self->pickle = pickle == Py_None ? NULL : Py_NewRef(pickle);
-    self->keep_alive = PyTuple_Pack(8, head, obs, final_obs, action, lives, pulse, arena, offsets);
+    self->keep_alive = PyTuple_Pack(9, head, obs, final_obs, action, lives, pulse, arena, offsets, agents);
     self->slots = PyMem_Calloc(rows ? rows : 1, sizeof(Slot));
-    if (!self->keep_alive || !self->slots) return -1;
+    self->num_agents = PyTuple_GET_SIZE(agents);
+    self->agents = self->num_agents ? agents : NULL;
+    self->seen = PyMem_Calloc(self->num_agents + 1, sizeof(PyObject *));
+    self->rewards = PyMem_Calloc(self->num_agents + 1, sizeof(double));
+    if (!self->keep_alive || !self->slots || !self->seen || !self->rewards) return -1;
     PyObject *key, *life;
     Py_ssize_t position = 0;
     while (PyDict_Next(lives, &position, &key, &life)) {
@@ -84,6 +88,7 @@ static int runner_traverse(Runner *self, visitproc visit, void *arg) {
     for (Py_ssize_t i = 0; self->slots && i < self->num_slots; i++) {
         Py_VISIT(self->slots[i].step);
         Py_VISIT(self->slots[i].reset);
+        Py_VISIT(self->slots[i].env);
     }
     return 0;
 }
@@ -92,6 +97,7 @@ static int runner_clear(Runner *self) {
     for (Py_ssize_t i = 0; self->slots && i < self->num_slots; i++) {
         Py_CLEAR(self->slots[i].step);
         Py_CLEAR(self->slots[i].reset);
+        Py_CLEAR(self->slots[i].env);
     }
     Py_CLEAR(self->slow);
     Py_CLEAR(self->pickle);
@@ -103,6 +109,8 @@ static void runner_dealloc(Runner *self) {
     runner_clear(self);
     Py_CLEAR(self->keep_alive);
     PyMem_Free(self->slots);
+    PyMem_Free(self->seen);
+    PyMem_Free(self->rewards);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -116,14 +124,15 @@ static int checked(Runner *self, Py_ssize_t slot) {
 
 static PyObject *runner_arm(Runner *self, PyObject *args) {
     Py_ssize_t slot;
-    PyObject *step, *reset;
+    PyObject *step, *reset, *env = Py_None;
     long long limit;
     int explicit_reset;
-    if (!PyArg_ParseTuple(args, "nOOLp", &slot, &step, &reset, &limit, &explicit_reset) || checked(self, slot) < 0)
+    if (!PyArg_ParseTuple(args, "nOOLp|O", &slot, &step, &reset, &limit, &explicit_reset, &env) || checked(self, slot) < 0)
         return NULL;
     Slot *s = &self->slots[slot];
     Py_XSETREF(s->step, Py_NewRef(step));
     Py_XSETREF(s->reset, Py_NewRef(reset));
+    Py_XSETREF(s->env, Py_NewRef(env));
     s->limit = limit;
     s->explicit_reset = (char)explicit_reset;
     Py_RETURN_NONE;
@@ -134,6 +143,7 @@ static PyObject *runner_disarm(Runner *self, PyObject *number) {
     if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
     Py_CLEAR(self->slots[slot].step);
     Py_CLEAR(self->slots[slot].reset);
+    Py_CLEAR(self->slots[slot].env);
     Py_RETURN_NONE;
 }
 

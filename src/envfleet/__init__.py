@@ -25,6 +25,9 @@ _WHERE = {
     "VectorizedEnvs": "adapters.plain",
     "FleetVectorEnv": "adapters.gymnasium",
     "FlattenMultiAgentWrapper": "adapters.flatten",
+    "AgentGroup": "groups",
+    "AgentsAsBatch": "adapters.agents",
+    "AsyncPettingZooVecEnv": "adapters.agents",
     "episode_seed": "seeding",
     "PPOConfig": "train",
     "PPOTrainer": "train",
@@ -74,6 +77,8 @@ __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
     from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
+    from envfleet.adapters.agents import AgentsAsBatch as AgentsAsBatch
+    from envfleet.adapters.agents import AsyncPettingZooVecEnv as AsyncPettingZooVecEnv
     from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
     from envfleet.adapters.plain import ParallelEnv as ParallelEnv
     from envfleet.adapters.plain import ParallelEnvSharedMemory as ParallelEnvSharedMemory
@@ -94,6 +99,7 @@ if TYPE_CHECKING:
     from envfleet.errors import SpacesDiffer as SpacesDiffer
     from envfleet.errors import WorkerLost as WorkerLost
     from envfleet.fleet import Fleet as Fleet
+    from envfleet.groups import AgentGroup as AgentGroup
     from envfleet.layout import Layout as Layout
     from envfleet.making import make as make
     from envfleet.making import make_vec as make_vec

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.errors import BadArgument
-from envfleet.layout import Leaf
+from envfleet.layout import Leaf, gather
 from envfleet.slab import Slab, Slots
 
 
@@ -87,11 +87,29 @@ class ActionWriter:
         return rows
 
     def _check_contained(self, slots: Slots) -> None:
+        layout = self.slab.layout
+        if layout.agents:
+            self._check_agents(slots)
+            return
         for leaf, array in zip(self.leaves, self.arrays):
             for slot in slots.tolist() if array is not None else ():
                 assert array is not None
                 if not leaf.space.contains(array[slot, 0]):
                     raise BadArgument(f"action {array[slot, 0]}{leaf.name} of slot {slot} is not in {leaf.space}")
+
+    def _check_agents(self, slots: Slots) -> None:
+        """Many agents: what is sent for one that is not active is ignored, so only the others' actions are looked at."""
+        groups = self.slab.layout.groups
+        for slot in slots.tolist():
+            rows = [array[slot, 0] for array in self.arrays if array is not None]
+            for group in groups:
+                mine = [row for row, leaf in zip(rows, self.leaves) if len(groups) == 1 or leaf.path[0] == group.name]
+                for place, i in enumerate(group.indices):
+                    action = gather(group.action_space, [row[place] for row in mine])
+                    if self.slab.head["active"][slot, i] and not group.action_space.contains(action):
+                        raise BadArgument(
+                            f"action {action} of agent {group.agents[place]!r} in slot {slot} is not in {group.action_space}"
+                        )
 
 
 def _looks_single(actions: Any, leaves: list[Leaf]) -> bool:

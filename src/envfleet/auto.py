@@ -16,6 +16,7 @@ import gymnasium as gym
 
 from envfleet.errors import FaultError, FleetError, NotPicklable
 from envfleet.recipe import Recipe
+from envfleet.seat import Seat
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.machine import usable_cpus
 
@@ -61,6 +62,8 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
     """Step an env with random actions for a while, in its worker. Resets are part of what a step costs."""
     if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
         return {"step_s": 0.0, "cpu_s": 0.0, "obs_bytes": 0, "is_async": True}
+    if isinstance(env, Seat):
+        return _measure_seat(env, seconds)
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(64)]
     obs, _ = env.reset(seed=0)
@@ -76,6 +79,22 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
     wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
     size = sum(getattr(leaf, "nbytes", 8) for leaf in _leaves(obs))
     return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": int(size), "is_async": False}
+
+
+def _measure_seat(seat: Seat, seconds: float) -> dict[str, Any]:
+    """`measure_env` for many agents; choosing legal actions is not counted."""
+    seat.begin(seat.reset(seed=0))
+    steps, wall_s, cpu_s, begun = 0, 0.0, 0.0, time.perf_counter()
+    while steps < 4 or time.perf_counter() - begun < seconds:
+        action = seat.actions(seat.sample())
+        start, cpu = time.perf_counter(), time.process_time()
+        seat.take(seat.step(action))
+        if seat.over:
+            seat.begin(seat.reset())
+        wall_s, cpu_s = wall_s + time.perf_counter() - start, cpu_s + time.process_time() - cpu
+        steps += 1
+    size = sum(array.nbytes for array in seat.obs)
+    return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": size, "is_async": False}
 
 
 def choose(probe: Probe, num_slots: int, cpus: int, isolate: bool | None, num_workers: int | None) -> Choice:

@@ -134,9 +134,7 @@ class Batch:
     def _flagged(self) -> Array:
         """bool[k]: the rows with a final observation, of one agent at least."""
         flags: Array = self._field("terminated") | self._field("truncated")
-        if flags.ndim == 2:
-            flags = flags.any(axis=1)
-        return flags
+        return np.asarray(flags.any(axis=1)) if flags.ndim == 2 else flags
 
     @property
     def scored(self) -> Array:

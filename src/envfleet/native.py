@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from envfleet.adapters.pettingzoo import ParallelSeat
 from envfleet.slab import Slab
 from envfleet.slot import SlotLife, drive
 
@@ -79,7 +80,8 @@ def make_runner(
         return arrays[0] if len(arrays) == 1 and not leaves[0].path else None
 
     obs = single("obs")
-    space = slab.layout.observation_space
+    agents, groups = slab.layout.agents, slab.layout.groups
+    space = groups[0].observation_space if agents else slab.layout.observation_space
     runner = native.Runner(
         head=slab.head,
         offsets={name: int(slab.head.dtype.fields[name][1]) for name in slab.head.dtype.names},
@@ -94,11 +96,12 @@ def make_runner(
         pulse=pulse,
         arena=arena,
         pickle=pickle.dumps if arena is not None else None,
+        agents=agents,
     )
     return runner
 
 
-def armed_parts(life: SlotLife) -> tuple[Any, Any, int, bool] | None:
+def armed_parts(life: SlotLife) -> tuple[Any, ...] | None:
     """The env's step and reset below the wrappers that only count or check, and the TimeLimit among them.
 
     Exact classes of Gymnasium only, and only when skipping them changes nothing one can see: the first checks have
@@ -107,7 +110,11 @@ def armed_parts(life: SlotLife) -> tuple[Any, Any, int, bool] | None:
     env, limit, wrapped = life.env, 0, False
     life.time_limit = None
     if life.joint is not None:
-        return None
+        # Everyone acts at once, on one array each: the compiled life makes the ordinary steps of such an env.
+        simple = isinstance(life.env, ParallelSeat) and all(
+            len(leaves) == 1 and not leaves[0].path for leaves in (life.slab.obs_leaves, life.slab.action_leaves)
+        )
+        return (life.env.step, life.env.reset, 0, False, life.env.env) if simple else None
     while True:
         kind = type(env)
         if kind not in (TimeLimit, OrderEnforcing, PassiveEnvChecker) or {"step", "reset"} & vars(env).keys():

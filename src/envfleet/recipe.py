@@ -20,7 +20,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from envfleet.adapters.pettingzoo import WithState, is_many_agents, seated
-from envfleet.envs.names import SHORT_NAMES, resolve_env
+from envfleet.envs.names import is_ours_to_find, resolve_env
 from envfleet.errors import BadArgument, NotPicklable
 
 Factory = Callable[[], Any]
@@ -146,7 +146,7 @@ def factories_for(
     """One factory per slot from what users pass: an id, an EnvSpec, a callable or a list of callables."""
     spec: EnvSpec | None = None
     kwargs = dict(env_kwargs or {})
-    if isinstance(env, str) and env.lower() in SHORT_NAMES:
+    if isinstance(env, str) and is_ours_to_find(env):
         named: Any = resolve_env(env)
         env, kwargs = functools.partial(named, **kwargs), {}
     if isinstance(env, (str, EnvSpec)):
@@ -163,7 +163,11 @@ def factories_for(
             raise BadArgument(f"num_envs={num_envs}, but the list has {len(env)} callables: leave num_envs out")
         made, num_envs = list(env), len(env)
     elif is_many_agents(env) and not isinstance(env, type):
-        made = [CopyFactory(type(seated(env).env).__name__, pickled(env, "the environment"))]
+        try:
+            seated(env)
+        except TypeError as unfit:
+            raise BadArgument(str(unfit)) from unfit
+        made = [CopyFactory(type(env).__name__, pickled(env, "the environment"))]
     elif isinstance(env, gym.Env) or (hasattr(env, "step") and not isinstance(env, type)):
         raise BadArgument(
             f"got an environment object ({type(env).__name__}); every slot needs its own: "

@@ -36,10 +36,8 @@ def describe(env: Any) -> dict[str, Any]:
         columns = attribute(env, "envfleet_columns")
     except AttributeError:
         columns = {}
-    seat = getattr(env, "column_spaces", None)  # many agents: see envfleet.adapters.pettingzoo
-    many = {} if seat is None else {"agents": env.agents, "groups": env.groups, "seat_columns": dict(seat)}
     return {
-        **many,
+        **(env.about_agents() if hasattr(env, "about_agents") else {}),  # a seat: see envfleet.adapters.pettingzoo
         "observation_space": observation_space,
         "action_space": action_space,
         "metadata": dict(getattr(env, "metadata", None) or {}),

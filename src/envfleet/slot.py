@@ -151,23 +151,17 @@ class SlotLife:
         """`take_step` for many agents: the same order of things, with the seat telling what happened to each agent."""
         slot, seat = self.slot, self.env
         seat.take(result)
-        over, step = seat.over, int(self._now_length[slot])
-        head = {
-            **{name: getattr(seat, name).copy() for name in ("reward", "terminated", "truncated", "scored")},
-            "ep_return": self._now_return[slot] + seat.earned,
-            "episode": self._started[slot] - 1, "step": step, "length": step + 1, "over": over,
-            "task": self._now_task[slot], "seed": self._now_seed[slot],
-        }  # fmt: skip
+        head = row.transition(seat)
         info = self.keep(seat.infos) if any(seat.infos.values()) else None
         row.write_final(seat)
-        if over and self.on_end == "reset":
+        if seat.over and self.on_end == "reset":
             self.final_info = info
             self.info = yield from self._reset_env()
         else:
             self.info = info
             row.write_obs(seat)
-            self._waiting[slot] = over
-            self._now_length[slot], self._now_return[slot] = step + 1, head["ep_return"]
+            self._waiting[slot] = seat.over
+            self._now_length[slot], self._now_return[slot] = head["length"], head["ep_return"]
         row.write_head(head)
 
     def _begin(self) -> Calls:
@@ -257,6 +251,8 @@ class SlotLife:
     def finish_step(self, result: Any) -> bool:
         """Take over from the compiled life a step whose result is not plain; whether something is beside the row."""
         self.info = self.final_info = self.failure = None
+        if self.joint is not None:
+            self.joint.read_obs(self.env)  # the compiled life has been writing them
         if drive(self, self._finish(result), _unwatched, phase="step"):
             self._status[self.slot] = READY
         else:
@@ -295,6 +291,8 @@ class SlotLife:
         if self.runner is not None:
             self.runner.disarm(self.slot)
             self.runner = None
+            if self.joint is not None:
+                self.joint.read_obs(self.env)
         if self.time_limit is not None:
             self.time_limit._elapsed_steps = int(self._now_length[self.slot])
             self.time_limit = None

@@ -87,7 +87,7 @@ class Stream:
 
     def add(self, batch: Batch) -> None:
         """Take in every row of a batch."""
-        obs, final_obs, ended = leaf_rows(batch, batch.obs), leaf_rows(batch, batch.final_obs), batch.ended
+        obs, final_obs, ended = leaf_rows(batch, batch.obs), leaf_rows(batch, batch.final_obs), batch._flagged
         info, final_info = batch.info, batch.final_info
         scalars = np.stack(
             [batch.slots, batch.episode, batch.step, batch.length, batch.task, batch.seed, batch.status], axis=1
@@ -96,6 +96,7 @@ class Stream:
         flags = np.stack([batch.terminated, batch.truncated, batch.scored, batch.active], axis=1)
         for i, slot in enumerate(batch.slots.tolist()):
             parts = scalars[i].tobytes() + numbers[i].tobytes() + flags[i].tobytes() + canonical(obs[i])
+            parts += batch.ended[i].tobytes() + canonical([column[i] for column in batch._columns.values()])
             if ended[i]:
                 parts += canonical(final_obs[i])
             if self.with_info:

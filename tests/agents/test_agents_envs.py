@@ -13,6 +13,7 @@ pytest.importorskip("pettingzoo")
 from pettingzoo.test import api_test, max_cycles_test, parallel_api_test, parallel_seed_test, seed_test
 from pettingzoo.test.state_test import state_test
 
+import envfleet as ef
 from envfleet.envs import connect4_aec, gridworld
 from envfleet.envs.connect4 import COLUMNS, ROWS
 from envfleet.envs.gridmodel import GridModel
@@ -160,6 +161,22 @@ def test_free_cells_stay_connected():
         assert (world._steps_to(world.cells[0]) >= 0).sum() == 49 - 18
 
 
+def test_the_compass_points_along_the_shortest_way():
+    env, blind = gridworld.parallel_env(num_obstacles=6), gridworld.parallel_env(num_obstacles=6, compass=False)
+    for seed in range(5):
+        observations, _ = env.reset(seed=seed)
+        unguided, _ = blind.reset(seed=seed)
+        for i, agent in enumerate(env.agents):
+            seen, world = observations[agent]["observation"], env._world
+            row, column = world.cells[i]
+            for value, (down, right) in zip(seen[-4:], [(-1, 0), (1, 0), (0, -1), (0, 1)]):
+                place = (row + down, column + right)
+                free = min(place) >= 0 and max(place) < 5 and not world._inner()[place]
+                shorter = free and world._steps_to(world.goals[i])[place] < world._steps_to(world.goals[i])[row, column]
+                assert value == (1.0 if shorter else -1.0)
+            assert unguided[agent]["observation"].tolist() == seen[:-4].tolist()
+
+
 def test_pictures():
     env = gridworld.parallel_env(size=4, render_mode="rgb_array")
     env.reset(seed=0)
@@ -252,6 +269,14 @@ def test_names_lead_to_environments(name):
     env = resolve_env(name)()
     env.reset(seed=0)
     assert env.metadata["name"] == MULTIAGENT_NAMES[name] and len(env.agents) == 2
+
+
+@pytest.mark.parametrize("name", ["gridworld-aec", "connect4-aec", "pettingzoo:classic/tictactoe_v3", "rps"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fleet_is_made_by_name(name):
+    with ef.make(name, num_envs=2, backend="serial") as fleet:
+        batch = fleet.reset(seed=0)
+        assert fleet.num_agents == 2 and batch.active.sum() == (4 if name == "rps" else 2)
 
 
 @pytest.mark.parametrize("name", ["simple-spread", "simple-push", "mpe2:simple_spread_v3"])

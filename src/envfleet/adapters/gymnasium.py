@@ -31,6 +31,12 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     """The vector environment that `make_vec` returns; `fleet` is the fleet below it."""
 
     def __init__(self, fleet: Fleet, mode: AutoresetMode, copy: bool = True) -> None:
+        if fleet.agents:
+            fleet.close()
+            raise BadArgument(
+                "these environments have many agents, which a Gymnasium vector env has no place for: use "
+                "envfleet.AsyncPettingZooVecEnv, or envfleet.AgentsAsBatch(envfleet.make(…))"
+            )
         self.fleet = fleet
         self.num_envs = fleet.num_envs
         self.copy = copy

@@ -12,22 +12,17 @@ from envfleet.envs.tictactoe import minimax2
 from envfleet.train import PPOConfig, PPOTrainer
 
 TICTACTOE = {
-    "env": "tictactoe", "num_envs": 32, "num_steps": 64, "total_steps": 400_000, "self_play": True,
-    "num_minibatches": 8, "learning_rate": 1e-3, "entropy": 0.03, "entropy_final": 0.005, "gamma": 1.0,
-    "gae_lambda": 0.9, "hidden": (128, 128),
+    "env": "tictactoe", "num_envs": 32, "total_steps": 150_000, "preset": "tictactoe", "self_play": True,
+    "self_play_pool": 40, "self_play_every": 5,
 }  # fmt: skip
-GRID = {
-    "env": "gridworld-aec", "num_envs": 16, "num_steps": 128, "total_steps": 120_000, "learning_rate": 1e-3,
-    "entropy": 0.01, "gamma": 0.95,
-}  # fmt: skip
+GRID = {"env": "gridworld-aec", "num_envs": 16, "total_steps": 120_000, "preset": "gridworld"}
 SPREAD = {
-    "env": "simple-spread", "num_envs": 16, "num_steps": 100, "total_steps": 160_000, "learning_rate": 1e-3,
-    "entropy": 0.01, "gamma": 0.95, "num_epochs": 8, "centralised_critic": True, "normalize_reward": True,
+    "env": "simple-spread", "num_envs": 16, "total_steps": 160_000, "preset": "spread", "centralised_critic": True,
 }  # fmt: skip
 
 
 def trainer_of(settings, seed, **changes) -> PPOTrainer:
-    return PPOTrainer(PPOConfig(**{"backend": "serial", "preset": "none", "seed": seed, **settings, **changes}))
+    return PPOTrainer(PPOConfig(**{"backend": "serial", "seed": seed, **settings, **changes}))
 
 
 def test_grid_world_begins_to_be_learned():

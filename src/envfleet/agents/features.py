@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from envfleet.errors import BadArgument
 
 MASK_KEY = "action_mask"
+SMALLEST = 5  # pixels: below, the convolutions have nothing to slide over (a board of 3 x 3), and a picture is a vector
 
 Inputs = dict[str, NDArray[Any]]
 """`vector` [..., D] float32 when there is one, and `image0`, `image1`, … [..., C, H, W] as the environment gave them."""
@@ -34,7 +35,7 @@ class Leaf:
 class Features:
     """Reads observations of a space (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple) into network inputs.
 
-    Boxes of three dimensions, and uint8 boxes of two, are pictures; everything else is flattened into one vector
+    Boxes of three dimensions, and uint8 boxes of two, are pictures (from 5 pixels on); everything else is flattened into one vector
     (discrete values one-hot). A Dict key `action_mask` is not an input: it is handed to the action distribution.
 
     Example:
@@ -116,6 +117,8 @@ def _box_leaf(space: gym.spaces.Box, path: tuple[str | int, ...]) -> Leaf:
         # The channel axis is the short one: (84, 84, 3) and (4, 84, 84) are both common.
         channels_last = shape[2] < shape[0]
         chw = (shape[2], shape[0], shape[1]) if channels_last else shape
+        if min(chw[1:]) < SMALLEST:
+            return Leaf(path, "box", int(np.prod(shape, dtype=int)), shape)
         return Leaf(path, "image", 0, chw, channels_last=channels_last, scale=scale)
     return Leaf(path, "box", int(np.prod(shape, dtype=int)), shape)
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from envfleet.agents.actions import Actions
+from envfleet.agents.central import CentralFeatures
 from envfleet.agents.dense import DenseStack, run_stacks
 from envfleet.agents.features import Features
 from envfleet.agents.recurrent import Recurrent
@@ -74,23 +75,39 @@ class ActorCritic(nn.Module):
         ((5, 3, 2), (5, 3))
     """
 
-    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: NetworkConfig) -> None:
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        config: NetworkConfig,
+        state_space: gym.Space[Any] | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self.features = Features(observation_space)
+        state_size = 0
+        if state_space is not None:  # a centralised critic
+            self.features = CentralFeatures(observation_space, state_space)
+            state_size = self.features.state_size
         self.actions = Actions(action_space, std=config.std, squash=config.squash)
         has_images = bool(self.features.image_shapes)
         # A convolution costs far more than it can lose by being shared; small MLPs learn better apart.
         self.shared = has_images if config.share_encoder is None else config.share_encoder
+        self.shared = self.shared and not state_size
         hidden = config.hidden
         self.num_cores = {"markov": 0, "memory": 2, "memory_markov": 1}[config.arch]
         # A core reads the observation itself and takes the place of all dense layers but the last.
         actor_hidden = () if self.num_cores == 2 or (self.num_cores and self.shared) else hidden[:-1]
         critic_hidden = () if self.num_cores else hidden[:-1]
+        if state_size and self.num_cores == 2:
+            # The two cores run as one, so what they read has one width; the critic's would be wider by the state.
+            actor_hidden = critic_hidden = hidden[:1]
         self.actor_encoder = Encoder(self.features, actor_hidden, config.activation)
         self.critic_encoder = (
-            self.actor_encoder if self.shared else Encoder(self.features, critic_hidden, config.activation)
+            self.actor_encoder if self.shared else Encoder(self.features, critic_hidden, config.activation, state_size)
         )
+        if self.num_cores == 2 and self.actor_encoder.size != self.critic_encoder.size:
+            raise BadArgument("a centralised critic with memory needs observations that have more than pictures")
         core_size = config.state_size if self.num_cores else 0
         self.core = (
             Recurrent(config.rnn, self.critic_encoder.size, core_size, self.num_cores) if self.num_cores else None
@@ -104,7 +121,7 @@ class ActorCritic(nn.Module):
         self._actor_end = DenseStack(self.actor_layers, self.actor_head)
         self._critic_end = DenseStack(self.critic_layers, self.critic_head)
         # Without a core and without pictures, actor and critic are two plain stacks over the same rows.
-        plain = not self.num_cores and not has_images and not self.shared
+        plain = not self.num_cores and not has_images and not self.shared and not state_size
         self._whole = None
         if plain:
             ends = (
@@ -172,18 +189,23 @@ class ActorCritic(nn.Module):
 class Encoder(nn.Module):
     """Vector through an MLP, pictures through convolutions; what comes out is joined."""
 
-    def __init__(self, features: Features, hidden: tuple[int, ...], activation: str) -> None:
+    def __init__(self, features: Features, hidden: tuple[int, ...], activation: str, state_size: int = 0) -> None:
         super().__init__()
+        self.reads_state = bool(state_size)
         self.scales = features.image_scales
         self.convs = nn.ModuleList([_convolutions(shape, activation) for shape in features.image_shapes])
-        self.layers = _mlp(features.vector_size, hidden, activation) if features.vector_size else None
+        vector_size = features.vector_size + state_size
+        self.layers = _mlp(vector_size, hidden, activation) if vector_size else None
         self._dense = DenseStack(self.layers) if self.layers is not None else None
         self.size = sum(_conv_width(shape) for shape in features.image_shapes)
         if self.layers is not None:
-            self.size += hidden[-1] if hidden else features.vector_size
+            self.size += hidden[-1] if hidden else vector_size
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Encode inputs with any leading axes into [..., size]."""
+        if self.reads_state:
+            flat = [inputs[name] for name in ("vector", "central") if name in inputs]
+            inputs = {**inputs, "vector": torch.cat(flat, dim=-1)}
         if not self.convs:
             assert self._dense is not None
             return self._dense(inputs["vector"])

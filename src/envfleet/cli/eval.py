@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -25,6 +26,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--checkpoint", choices=("final", "best"), default="final", help="which checkpoint (default: final)"
     )
     parser.add_argument("--sample", action="store_true", help="draw actions instead of taking the most likely ones")
+    parser.add_argument(
+        "--opponent",
+        metavar="WHO",
+        help="many agents: who plays against the policies, random or module:function (default: they play all agents)",
+    )
     parser.add_argument("--video", action="store_true", help="write the first episode as mp4 into the run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(run=run)
@@ -40,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
             raise BadArgument(f"--episodes {args.episodes}: at least 1 is needed")
         agent = load_agent(args.run_folder, which=args.checkpoint)
         frames: list[Any] | None = [] if args.video else None
-        evaluation = agent.evaluate(args.episodes, seed=args.seed, deterministic=not args.sample, frames=frames)
+        more = {"opponents": _opponent(args.opponent, agent)} if args.opponent else {}
+        evaluation = agent.evaluate(args.episodes, args.seed, not args.sample, frames, **more)
         video = _write_video(args.run_folder, frames, agent.fps) if frames else None
     except FleetError as error:
         print(f"envfleet eval: {error}", file=sys.stderr)
@@ -53,9 +60,27 @@ def run(args: argparse.Namespace) -> int:
     spread = f"± {evaluation.std_return:.2f} (from {evaluation.min_return:.2f} to {evaluation.max_return:.2f})"
     print(f"{agent.config.env_name}, update {agent.update}, {evaluation.num_episodes} episodes")
     print(f"return {evaluation.mean_return:.2f} {spread}, length {evaluation.mean_length:.1f}")
+    for name, mean in getattr(evaluation, "mean_agent_returns", {}).items():
+        print(f"return/{name} {mean:.2f}")
+    if args.opponent:
+        print(f"against {args.opponent}: {evaluation.wins} won, {evaluation.draws} drawn, {evaluation.losses} lost")
     if video:
         print(f"video: {video}")
     return 0
+
+
+def _opponent(given: str, agent: Any) -> Any:
+    from envfleet.train.team_agent import TeamAgent
+
+    if not isinstance(agent, TeamAgent):
+        raise BadArgument(f"--opponent {given}: the run in question has one agent and no opponents")
+    module, colon, name = given.partition(":")
+    if not colon:
+        return given
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadArgument(f"--opponent {given}: {error}") from error
 
 
 def _write_video(folder: str, frames: list[Any], fps: int) -> str:

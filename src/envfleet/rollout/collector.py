@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from envfleet.errors import BadArgument, FleetError
 from envfleet.fleet import Fleet
+from envfleet.rollout.agents import segment_run
 from envfleet.rollout.clock import Clock, Verdict
 from envfleet.rollout.engine import Engine, Mode
 from envfleet.rollout.episode import Rollout, Rollouts
@@ -181,7 +182,7 @@ class Collector:
             raise BadArgument(f"num_steps={num_steps}: give 1 or more")
         self._refuse_while_streaming()
         if self._segments is None:
-            self._segments = SegmentRun(
+            self._segments = segment_run(
                 self._engine, self.ledger, self._tasks, self.max_steps, self._stats, self.env_name
             )
         watch = Stopwatch()

@@ -6,7 +6,7 @@ Axes have these letters here and everywhere: T steps of a slot, B slots, K ends 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class Segment:
     )  # the same with bootstrap_obs, [B, ...]
 
     @classmethod
-    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree) -> Segment:
+    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree) -> Self:
         """Make a segment to be filled, its leaves shaped like one batch ([B, ...])."""
         shape = (num_steps, num_slots)
 
@@ -104,6 +104,11 @@ class Segment:
         """How many real transitions the segment holds."""
         return int(self.scored.sum())
 
+    @property
+    def filled(self) -> Bools | None:
+        """[T, B] rows that are there at all; None: every one."""
+        return None
+
     def next_obs(self) -> Tree:
         """[T, B, ...] what followed each action: the final observation where an episode ended there.
 
@@ -124,3 +129,25 @@ class Segment:
             return following
 
         return tree_map(follow, self.obs, self.bootstrap_obs, self.final_obs)
+
+
+@dataclass
+class RaggedSegment(Segment):
+    """A segment whose columns differ in length: column b has `lengths[b]` transitions, at its top.
+
+    The row below the last one holds the observation that follows it (in `bootstrap_obs`, where the column is full).
+
+    Example:
+        >>> segment = RaggedSegment.empty(3, 2, obs=np.zeros((2, 4)), action=np.zeros(2))
+        >>> segment.lengths = np.array([1, 3])
+        >>> segment.filled.tolist()
+        [[True, True], [False, True], [False, True]]
+    """
+
+    lengths: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [B]
+
+    @property
+    def filled(self) -> Bools:
+        """[T, B] rows that are there at all."""
+        there: Bools = np.arange(self.num_steps)[:, None] < self.lengths
+        return there

@@ -58,9 +58,16 @@ class SegmentRun:
         self.columns = {name: np.array(getattr(batch, name)) for name in fleet.layout.columns}
         self.task = np.array(batch.task)
         self.ledger.start(count)
+        self._begin(batch)
         self._refused_resets(batch)
         self._assign_next(slots)
         self.segment: Segment | None = None  # the one being collected
+
+    def _begin(self, batch: Batch) -> None:
+        """Runs with agents note here who is there at first."""
+
+    def _reseated(self, batch: Batch) -> None:
+        """Rows that did not come from `collect` (an episode played again): runs with agents note who is there."""
 
     def _seeds(self, slots: Ints, ahead: int = 0) -> list[int]:
         seed = self.engine.seed

@@ -16,6 +16,8 @@ _WHERE = {
     "Evaluation": "evaluate",
     "Agent": "agent",
     "load_agent": "agent",
+    "TeamAgent": "team_agent",
+    "TeamEvaluation": "tables",
     "Learner": "update",
     "gae": "advantage",
     "RunExists": "errors",
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from envfleet.train.loop import PPOTrainer as PPOTrainer
     from envfleet.train.records import TrainResult as TrainResult
     from envfleet.train.records import UpdateResult as UpdateResult
+    from envfleet.train.tables import TeamEvaluation as TeamEvaluation
+    from envfleet.train.team_agent import TeamAgent as TeamAgent
     from envfleet.train.update import Learner as Learner
 
 

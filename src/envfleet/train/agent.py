@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.normalise import ObservationNormaliser
 from envfleet.train.settings import parse
 
+if TYPE_CHECKING:
+    from envfleet.train.team_agent import TeamAgent
+
 
 def env_list(env: Any) -> list[Any]:
     """The environments of a config: one, or several that the slots take in turn."""
@@ -31,11 +34,21 @@ def env_list(env: Any) -> list[Any]:
     return [resolve_env(env)]
 
 
-def build_net(observation_space: Any, action_space: Any, config: PPOConfig, device: torch.device) -> ActorCritic:
-    """Build the network of a config; equal seeds give equal weights, and the global generator is left alone."""
+def build_net(
+    observation_space: Any,
+    action_space: Any,
+    config: PPOConfig,
+    device: torch.device,
+    state_space: Any = None,
+    key: tuple[int, ...] = (),
+) -> ActorCritic:
+    """Build the network of a config; equal seeds give equal weights, and the global generator is left alone.
+
+    `state_space` is that of a centralised critic; `key` tells several networks of one run apart.
+    """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(config.seed, "network").integers(2**62)))
-        net = ActorCritic(observation_space, action_space, config.network())
+        torch.manual_seed(int(stream(config.seed, "network", *key).integers(2**62)))
+        net = ActorCritic(observation_space, action_space, config.network(), state_space)
     return net.to(device)
 
 
@@ -76,16 +89,21 @@ class Agent:
             evaluator.close()
 
 
-def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agent:
+def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agent | TeamAgent:
     """Read the agent of a run folder or checkpoint file; `env` replaces the environment it was trained on.
 
-    An environment that was given as a callable is not stored: pass it again.
+    A run with many agents gives a `TeamAgent`, which evaluates in the same way. An environment that was given as a
+    callable is not stored: pass it again.
     """
     import envfleet as ef
 
     state = read(find(where, which))
     config = config_of(state)
     chosen = env_list(env if env is not None else config.env)[0]
+    if "team" in state:
+        from envfleet.train.team_agent import team_agent
+
+        return team_agent(state, config, chosen)
     with ef.make(chosen, 1, backend="serial", env_kwargs=config.env_kwargs or None) as fleet:
         spaces = fleet.single_observation_space, fleet.single_action_space
     net = build_net(*spaces, config, torch.device("cpu"))

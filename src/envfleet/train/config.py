@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envfleet.agents.networks import NetworkConfig
+from envfleet.agents.policy_map import read_policies
 from envfleet.errors import BadArgument
 from envfleet.train.objective import Coefficients, UpdateSettings
 from envfleet.train.presets import preset_for
@@ -128,6 +129,19 @@ class PPOConfig:
     log_std_init: float = _doc(0.0, "train", "logarithm of the standard deviation of Box actions at the beginning")
     squash: bool = _doc(False, "train", "Box actions: squash by tanh into the bounds (default: clip to the bounds)")
     share_encoder: bool | None = _doc(None, "train", "one encoder for actor and critic; default: for pictures only")
+    # -- many agents -----------------------------------------------------------------------------------------------
+    policies: str | dict[str, list[str]] = _doc(
+        "shared",
+        "train",
+        "many agents: shared (one policy for all), independent (one each), or groups like red=red_0+red_1,blue=blue_0",
+    )
+    centralised_critic: bool = _doc(
+        False, "train", "many agents: critics read the environment's state() beside their agent's observation (MAPPO)"
+    )
+    self_play: bool = _doc(False, "train", "many agents: play some episodes against past policies, rated by Elo")
+    self_play_pool: int = _doc(8, "train", "self-play: how many past policies are kept")
+    self_play_every: int = _doc(10, "train", "self-play: updates between two that are kept")
+    self_play_past: float = _doc(0.5, "train", "self-play: probability that an episode is played against a past policy")
     # -- machine ---------------------------------------------------------------------------------------------------
     device: str = _doc("cpu", "train", "cpu, cuda, mps or auto; small networks are fastest on cpu")
     num_threads: int = _doc(1, "train", "threads for the arithmetic; more than 1 helps only large networks")
@@ -180,7 +194,11 @@ class PPOConfig:
             value = getattr(self, spec.name)
             if choices and value not in choices:
                 raise BadArgument(f"{spec.name}={value!r}: it is one of {', '.join(choices)}")
-        for name in ("num_envs", "total_steps", "num_steps", "num_epochs", "num_minibatches", "num_threads"):
+        object.__setattr__(self, "policies", read_policies(self.policies))
+        if not 0.0 <= self.self_play_past <= 1.0:
+            raise BadArgument(f"self_play_past={self.self_play_past}: a probability from 0 to 1 is needed")
+        counts = ("num_envs", "total_steps", "num_steps", "num_epochs", "num_minibatches", "num_threads")
+        for name in (*counts, "self_play_pool", "self_play_every"):
             if getattr(self, name) < 1:
                 raise BadArgument(f"{name}={getattr(self, name)}: at least 1 is needed")
         if self.num_minibatches > self.steps_per_update:

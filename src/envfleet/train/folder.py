@@ -12,6 +12,7 @@ import numpy as np
 
 from envfleet.errors import BadArgument
 from envfleet.rollout.segment import Segment
+from envfleet.rollout.tree import tree_map
 from envfleet.seeding import episode_seed
 from envfleet.train.checkpoint import Checkpoints
 from envfleet.train.config import PPOConfig
@@ -137,7 +138,7 @@ class RunFolder:
                 self._filming = [int(segment.episode[t, 0]), []]
             if not self._filming:
                 continue
-            self._filming[1].append(segment.action[t, 0])
+            self._filming[1].append(tree_map(lambda leaf, t=t: leaf[t, 0], segment.action))
             if ended[t]:
                 if segment.scored[t, 0]:
                     self._send_to_film(trainer, segment, t)
@@ -156,7 +157,7 @@ class RunFolder:
                 env_kwargs=self.config.env_kwargs,
                 seed=episode_seed(self.config.seed, "segment", 0, episode),
                 task=trainer.fleet.task_value(task) if task >= 0 else None,
-                actions=np.array(actions),
+                actions=actions,
                 episode_return=float(segment.end_return[index]),
                 path=str(self.path / "videos" / f"update_{trainer.counters.update:06d}.mp4"),
             )
@@ -223,6 +224,6 @@ def command_for(config: PPOConfig) -> str:
             continue
         text = ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
         if isinstance(value, dict):
-            text = ",".join(f"{key}={part}" for key, part in value.items())
+            text = ",".join(f"{key}={'+'.join(part) if name == 'policies' else part}" for key, part in value.items())
         parts.append(f"--{name.replace('_', '-')} {text}")
     return " ".join(parts)

@@ -17,15 +17,18 @@ from envfleet.fleet import Fleet
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segment import Segment
 from envfleet.seeding import stream
+from envfleet.train import solo
 from envfleet.train.agent import Build, build_net, choose_device, env_list, normaliser_for
 from envfleet.train.config import PPOConfig
 from envfleet.train.errors import TrainingStopped
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.folder import RunFolder
 from envfleet.train.live import Silent, View
+from envfleet.train.multi import Team, check_policies
 from envfleet.train.normalise import RewardNormaliser
 from envfleet.train.records import Counters, TrainResult, UpdateResult
 from envfleet.train.running import Histories, capture, episodes_so_far, restore
+from envfleet.train.tables import TeamEvaluator
 from envfleet.train.update import Learner
 
 
@@ -55,12 +58,14 @@ class PPOTrainer:
         self._stop = False
         self._closed = False
         self._evaluators: list[Evaluator] = []
+        self._tables: TeamEvaluator | None = None
         stored = self.folder.open() if self.folder else None
         # One thread: small networks lose far more to the threads' handshakes than they gain (see docs/training.md).
         self._threads = torch.get_num_threads()
         torch.set_num_threads(config.num_threads)
         self._limits = threadpool_limits(config.num_threads)
         try:
+            check_policies(config, self.envs[0])
             self.fleet = self._make_fleet()
             self._build()
             if stored is not None:
@@ -91,9 +96,24 @@ class PPOTrainer:
             env_kwargs=config.env_kwargs or None if isinstance(env, str) else None,
             on_fault=config.on_fault,
             columns=config.columns or None,
+            **({"with_state": True} if config.centralised_critic else {}),
         )
 
     def _build(self) -> None:
+        config, fleet = self.config, self.fleet
+        self.learner: Any  # a Learner, or with many agents a Team of them
+        self.policy: Any
+        self.team = Team(config, fleet, self.device) if fleet.agents else None
+        if self.team is not None:
+            self.learner, self.policy = self.team, self.team.policy
+        else:
+            self._build_one()
+        deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
+        self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False)
+        self.histories = Histories(config.num_envs)
+        self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
+
+    def _build_one(self) -> None:
         config, fleet = self.config, self.fleet
         self.net = build_net(fleet.single_observation_space, fleet.single_action_space, config, self.device)
         self.observations = normaliser_for(self.net, config)
@@ -113,10 +133,6 @@ class PPOTrainer:
             self.observations,
             skip_nan=config.on_nan == "skip",
         )
-        deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
-        self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False)
-        self.histories = Histories(config.num_envs)
-        self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -228,7 +244,9 @@ class PPOTrainer:
         return int(done * self.config.total_steps)
 
     def _by_name(self, segment: Segment) -> dict[str, float]:
-        """Mean return of the episodes that ended in this segment, per environment or task."""
+        """Mean return of the episodes that ended in this segment, per agent, or per environment or task."""
+        if self.team is not None:
+            return self.team.metrics(segment)
         groups: dict[str, list[float]] = defaultdict(list)
         for (t, b), total in zip(segment.end_index.tolist(), segment.end_return.tolist()):
             if segment.scored[t, b]:
@@ -247,17 +265,26 @@ class PPOTrainer:
 
     # -- evaluation, checkpoints, the end --------------------------------------------------------------------------
 
-    def evaluate(self, episodes: int = 100, deterministic: bool = True) -> Evaluation:
-        """Play episodes with the present policy, on environments and seeds of their own."""
+    def evaluate(self, episodes: int = 100, deterministic: bool = True, opponents: Any = None) -> Evaluation:
+        """Play episodes with the present policy, on environments and seeds of their own.
+
+        `opponents`, with many agents, are those who are not played by the policy: see `TeamEvaluator.run`.
+        """
+        config = self.config
+        if self.team is not None:
+            if self._tables is None:
+                self._tables = TeamEvaluator(self.envs[0], config)
+            players = {name: side.freeze() for name, side in self.team.sides.items()}
+            return self._tables.run(players, episodes, deterministic, opponents)
         if not self._evaluators:
-            config = self.config
             self._evaluators = [Evaluator(env, config.env_kwargs, config.seed, config.columns) for env in self.envs]
         found = [one.run(self.net, self.observations, episodes, deterministic) for one in self._evaluators]
         returns = [value for one in found for value in one.returns]
         return Evaluation.of(returns, [value for one in found for value in one.lengths])
 
     def _evaluate_now(self) -> dict[str, float]:
-        found = self.evaluate(self.config.eval_episodes)
+        # Of a game against itself a policy cannot tell how good it is.
+        found = self.evaluate(self.config.eval_episodes, opponents="random" if self.config.self_play else None)
         if self.folder and found.mean_return > self.counters.best:
             self.counters.best = found.mean_return
             self.save(best=True)
@@ -269,8 +296,11 @@ class PPOTrainer:
             raise BadArgument("there is no run folder to save into: set out=…")
         counters = self.counters
         if not self.config.eval_every and counters.returns:
-            # Without evaluation the best checkpoint is the one with the best mean return of training episodes.
+            # Without evaluation the best checkpoint is the one with the best mean return of training episodes, or,
+            # in self-play, where that means little, with the best rating.
             recent = float(np.mean(counters.returns))
+            if self.team is not None and self.team.pool is not None:
+                recent = self.team.pool.rating
             best, counters.best = recent > counters.best, max(recent, counters.best)
         return self.folder.checkpoints.save(counters.update, self.state(running), best)
 
@@ -280,14 +310,9 @@ class PPOTrainer:
             "config": self.config.to_dict(),
             "update": self.counters.update,
             "counters": self.counters.state(),
-            "net": self.net.state_dict(),
-            "optimiser": self.learner.optimiser.state(),
-            "memory": {"actor": self.policy.state, "learner": self.learner.state},
-            "rng": {"actions": _rng(self.policy), "minibatches": _rng(self.learner)},
             "running": capture(self.collector, self.histories) if running else self._began,
         }
-        for name, part in (("observations", self.observations), ("rewards", self.rewards)):
-            state[name] = part.state() if part is not None else None
+        state |= {"team": self.team.state()} if self.team is not None else solo.state_of(self)
         save_tasks = getattr(self.tasks, "state_dict", None)
         state["tasks"] = save_tasks() if save_tasks else None
         state["run"] = self.folder.state() if self.folder else None
@@ -295,23 +320,13 @@ class PPOTrainer:
 
     def _load(self, state: dict[str, Any]) -> None:
         self.counters.load(state["counters"])
-        self.net.load_state_dict(state["net"])
-        self.learner.optimiser.load(state["optimiser"])
-        for name, part in (("observations", self.observations), ("rewards", self.rewards)):
-            if part is not None:
-                part.load(state[name])
         if state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
             self.tasks.load_state_dict(state["tasks"])
-        self.policy.state = np.array(state["memory"]["actor"])
-        self.learner.state = state["memory"]["learner"].to(self.device)
-        self.policy.version = self.counters.update
-        _set_rng(self.policy, state["rng"]["actions"])
-        _set_rng(self.learner, state["rng"]["minibatches"])
-        ended = restore(self.collector, self.histories, state["running"], self.config.restore)
-        if len(ended) and self.learner.state.numel():
-            self.learner.state[:, torch.from_numpy(ended)] = 0.0
-        if self.rewards is not None:
-            self.rewards.running[ended] = 0.0
+        if self.team is not None:
+            self.team.load(state["team"])
+            self.team.forget(restore(self.collector, self.histories, state["running"], self.config.restore))
+            return
+        solo.load_into(self, state)
 
     def _explained(self, error: Exception) -> Exception:
         """A NaN becomes an error that says where, with a checkpoint; anything else stays what it is."""
@@ -345,7 +360,7 @@ class PPOTrainer:
         if self._closed:
             return
         self._closed = True
-        for evaluator in self._evaluators:
+        for evaluator in (*self._evaluators, *([self._tables] if self._tables else [])):
             evaluator.close()
         if self.folder:
             self.folder.close()
@@ -359,12 +374,3 @@ class PPOTrainer:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-def _rng(owner: Any) -> dict[str, Any]:
-    state: dict[str, Any] = owner.rng.bit_generator.state
-    return state
-
-
-def _set_rng(owner: Any, state: dict[str, Any]) -> None:
-    owner.rng.bit_generator.state = state

@@ -112,14 +112,17 @@ class RewardNormaliser:
         self.gamma, self.clip = gamma, clip
         self.running = np.zeros(num_slots)  # discounted return so far, per slot
 
-    def __call__(self, reward: NDArray[np.float64], ended: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Take in rewards [T, B] of a segment and return them scaled."""
+    def __call__(
+        self, reward: NDArray[np.float64], ended: NDArray[np.bool_], filled: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
+        """Take in rewards [T, B] of a segment and return them scaled; rows that are not `filled` are no rewards."""
         returns = np.empty_like(reward)
         for t in range(len(reward)):
-            self.running = self.running * self.gamma + reward[t]
-            returns[t] = self.running
-            self.running = np.where(ended[t], 0.0, self.running)
-        self.moments.update(returns.reshape(-1, 1))
+            running = self.running * self.gamma + reward[t]
+            returns[t] = running
+            running = np.where(ended[t], 0.0, running)
+            self.running = running if filled is None else np.where(filled[t], running, self.running)
+        self.moments.update((returns if filled is None else returns[filled]).reshape(-1, 1))
         scaled = reward / np.sqrt(self.moments.var[0] + EPSILON)
         clipped: NDArray[np.float64] = np.clip(scaled, -self.clip, self.clip)
         return clipped

@@ -68,6 +68,27 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gamma": 0.98,
         "gae_lambda": 0.98,  # the cue pays ten steps later
     },
+    "tictactoe": {
+        "num_steps": 64,
+        "num_epochs": 8,
+        "num_minibatches": 8,
+        "learning_rate": 2e-3,
+        "entropy": 0.1,
+        "entropy_final": 0.01,
+        "gamma": 1.0,
+        "gae_lambda": 0.8,
+        "hidden": (128, 128),
+        "activation": "relu",
+    },
+    "gridworld": {"num_steps": 128, "learning_rate": 1e-3, "entropy": 0.01, "gamma": 0.95},
+    "spread": {
+        "num_steps": 100,
+        "num_epochs": 8,
+        "learning_rate": 1e-3,
+        "entropy": 0.01,
+        "gamma": 0.95,
+        "normalize_reward": True,
+    },
     "catch": {"num_steps": 64, "learning_rate": 2.5e-3, "entropy": 0.01, "gamma": 0.95},
 }
 
@@ -80,6 +101,10 @@ _BY_NAME = (
     ("pendulum", "pendulum"),
     ("tmaze", "tmaze"),
     ("catch", "catch"),
+    ("tictactoe", "tictactoe"),
+    ("gridworld", "gridworld"),
+    ("simple-spread", "spread"),
+    ("simple_spread", "spread"),
     ("noframeskip", "atari"),
     ("ale/", "atari"),
     *((name, "mujoco") for name in ("halfcheetah", "hopper", "walker2d", "ant-", "humanoid", "swimmer", "reacher")),

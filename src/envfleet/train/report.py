@@ -39,7 +39,7 @@ def write_report(folder: str | Path, about: dict[str, Any]) -> Path:
     folder = Path(folder)
     rows = read_rows(folder)
     parts = [f"<h1>{_text(about.get('title', 'Training run'))}</h1>", _summary(rows, about)]
-    curves = [curve(rows, name, title) for name, title in _CURVES]
+    curves = [curve(rows, name, title) for name, title in (*_CURVES, *_by_name(rows))]
     parts.append(f'<h2>Curves</h2><div class="plots">{"".join(part for part in curves if part)}</div>')
     parts.append("<h2>Where the time went</h2>" + _table(about.get("throughput", {})))
     parts.append("<h2>Faults</h2>" + _faults(about.get("faults", [])))
@@ -52,6 +52,13 @@ def write_report(folder: str | Path, about: dict[str, Any]) -> Path:
     path = folder / "report.html"
     path.write_text(page)
     return path
+
+
+def _by_name(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Curves of the returns of every agent, environment or task where there are several, and of the rating."""
+    names = sorted({name for row in rows for name in row if name.startswith("return/")})
+    shown = [(name, f"Return of {name.removeprefix('return/')}") for name in names[:12]] if len(names) > 1 else []
+    return [*shown, ("elo", "Elo rating against past policies")]
 
 
 def _summary(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:

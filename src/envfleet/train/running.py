@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.fleet import Fleet
+from envfleet.rollout.agents import segment_run
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.segment import Segment
 from envfleet.rollout.segments import SegmentRun
-from envfleet.rollout.tree import tree_leaves, tree_map
+from envfleet.rollout.tree import Tree, tree_leaves, tree_length, tree_map, tree_stack
 
 
 class Histories:
@@ -36,7 +37,7 @@ class Histories:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._parts: list[list[NDArray[Any]]] = [[] for _ in range(num_slots)]
+        self._parts: list[list[Tree]] = [[] for _ in range(num_slots)]
 
     def take(self, segment: Segment) -> None:
         """Add a segment."""
@@ -47,18 +48,20 @@ class Histories:
             if end >= 0:
                 self._parts[slot] = []
             if end + 1 < steps:
-                self._parts[slot].append(segment.action[end + 1 :, slot])
+                self._parts[slot].append(
+                    tree_map(lambda leaf, at=(end + 1, slot): leaf[at[0] :, at[1]], segment.action)
+                )
 
-    def actions(self, slot: int) -> NDArray[Any]:
+    def actions(self, slot: int) -> Tree:
         """Return the actions of the slot's running episode, in order."""
         parts = self._parts[slot]
         if len(parts) > 1:
-            self._parts[slot] = parts = [np.concatenate(parts)]
+            self._parts[slot] = parts = [tree_map(lambda *leaves: np.concatenate(leaves), *parts)]
         return parts[0] if parts else np.zeros(0)
 
-    def set(self, slot: int, actions: NDArray[Any]) -> None:
+    def set(self, slot: int, actions: Tree) -> None:
         """Begin from actions that a checkpoint stored."""
-        self._parts[slot] = [actions] if len(actions) else []
+        self._parts[slot] = [actions] if tree_length(actions) else []
 
 
 def capture(collector: Collector, histories: Histories) -> dict[str, Any] | None:
@@ -110,7 +113,8 @@ def restore(collector: Collector, histories: Histories, stored: dict[str, Any] |
         run.step[:] = stored["step"]
         run.ep_return[:] = stored["ep_return"]
         for slot in np.flatnonzero(~differs).tolist():
-            histories.set(slot, np.array(stored["actions"][slot]) if stored["actions"] is not None else np.zeros(0))
+            actions = stored["actions"]
+            histories.set(slot, tree_map(np.array, actions[slot]) if actions is not None else np.zeros(0))
     if len(ended):
         _begin_anew(run, ended)
     run._assign_next(np.arange(fleet.num_envs))
@@ -126,7 +130,7 @@ def restore(collector: Collector, histories: Histories, stored: dict[str, Any] |
 def _open(collector: Collector) -> SegmentRun:
     if collector._segments is None:
         parts = collector._engine, collector.ledger, collector._tasks, collector.max_steps
-        collector._segments = SegmentRun(*parts, collector._stats, collector.env_name)
+        collector._segments = segment_run(*parts, collector._stats, collector.env_name)
     return collector._segments
 
 
@@ -145,11 +149,11 @@ def _back_in(run: SegmentRun, stored: dict[str, Any]) -> None:
         for name, values in stored["columns"].items():
             run.columns[name][...] = values
         return
-    actions = [np.array(part) for part in stored["actions"]]
-    lengths = np.array([len(part) for part in actions])
+    actions = [tree_map(np.array, part) for part in stored["actions"]]
+    lengths = np.array([tree_length(part) for part in actions])
     for t in range(int(lengths.max(initial=0))):
         going = np.flatnonzero(lengths > t)
-        fleet.send(np.stack([actions[slot][t] for slot in going]), going)
+        fleet.send(tree_stack([tree_map(lambda leaf, t=t: leaf[t], actions[slot]) for slot in going]), going)
         _read(run, fleet.recv(going))
 
 
@@ -162,6 +166,7 @@ def _read(run: SegmentRun, batch: Any) -> None:
     tree_map(put, run.obs, as_columns(run.fleet.single_observation_space, batch.obs))
     for name, values in run.columns.items():
         values[batch.slots] = getattr(batch, name)
+    run._reseated(batch)
 
 
 def _differs(run: SegmentRun, stored: dict[str, Any]) -> NDArray[np.bool_]:
@@ -197,6 +202,8 @@ def _set_elapsed(fleet: Fleet, steps: NDArray[np.int64]) -> None:
 
 
 def _have(fleet: Fleet, name: str) -> bool:
+    if fleet.agents:  # episodes of many agents are played again
+        return False
     # Asked of the environment, because a call that fails would be counted as a fault of the slot.
     return all(fleet.call("has_wrapper_attr", name))
 

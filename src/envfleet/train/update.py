@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from envfleet.agents.features import MASK_KEY, Inputs
 from envfleet.agents.networks import ActorCritic, flatten_parameters
 from envfleet.agents.policy import NotFinite
-from envfleet.rollout.segment import Segment
+from envfleet.rollout.segment import RaggedSegment, Segment
 from envfleet.rollout.tree import tree_map
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
@@ -65,7 +65,9 @@ class Learner:
         inputs, bad = self._inputs(segment)
         first_time = self.observations is not None and not self.observations.moments.count
         if self.observations is not None:
-            raw_inputs = {name: value[:-1] for name, value in inputs.items()}
+            there = segment.filled
+            rows: Any = slice(None) if there is None else there
+            raw_inputs = {name: value[:-1][rows] for name, value in inputs.items()}
             if first_time:
                 # Nothing is known of the scale yet. The fresh policy is close to uniform whatever it sees, so
                 # scoring its actions under the normalised inputs changes nothing that matters.
@@ -119,8 +121,11 @@ class Learner:
             mask = self._mask(segment)
             log_prob, _ = self.net.actions.score(outputs[:steps], self.net.log_std, raw, mask)
         before = torch.cat([self.state.unsqueeze(1), states[:, : steps - 1]], dim=1)  # state entering each step
-        self.state = states[:, steps - 1].clone() if self.net.num_cores else self.state
-        reward = self.rewards(segment.reward, ended) if self.rewards is not None else segment.reward
+        if self.net.num_cores:
+            self.state = _state_after(segment, before, states)
+        reward = segment.reward
+        if self.rewards is not None:
+            reward = self.rewards(segment.reward, ended, segment.filled)
         value = values.cpu().numpy().astype(np.float64)
         scored = segment.scored & ~bad
         following = following_values(value, final_values, segment.terminated, segment.truncated)
@@ -293,6 +298,16 @@ def _whole(steps: int, rows: int, num_minibatches: int) -> int:
         if steps % pieces == 0 and pieces * rows >= num_minibatches:
             return steps // pieces
     return 1
+
+
+def _state_after(segment: Segment, before: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """The state [C, B, W] after the last row of every column."""
+    if not isinstance(segment, RaggedSegment):
+        return states[:, segment.num_steps - 1].clone()
+    # A column of n rows goes on from the state that enters row n; those without a row n, from the end.
+    columns, ends = torch.arange(segment.num_slots), torch.from_numpy(segment.lengths)
+    every = torch.cat([before, states[:, segment.num_steps - 1 : segment.num_steps]], dim=1)
+    return every[:, ends, columns].clone()
 
 
 def _tensor(value: NDArray[Any], device: torch.device) -> torch.Tensor:

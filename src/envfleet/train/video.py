@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from envfleet.errors import BackendMissing, FaultError, FleetError
 from envfleet.fleet import Fleet
+from envfleet.rollout.tree import Tree, tree_map
 
 
 class VideoError(FleetError):
@@ -37,7 +38,7 @@ class Film:
     env_kwargs: dict[str, Any]
     seed: int
     task: Any
-    actions: NDArray[Any]
+    actions: Sequence[Tree]
     episode_return: float
     path: str
 
@@ -95,11 +96,11 @@ def play(film: Film) -> Path:
         batch = fleet.reset(seed=[film.seed], tasks=None if film.task is None else [film.task])
         frames = [_picture(fleet)]
         for action in film.actions:
-            batch = fleet.step(action[None])
+            batch = fleet.step(tree_map(lambda leaf: np.asarray(leaf)[None], action))
             frames.append(_picture(fleet))
             if batch.ended[0]:
                 break
-        total, fps = float(batch.ep_return[0]), int(fleet.metadata.get("render_fps", 30))
+        total, fps = float(np.mean(batch.ep_return[0])), int(fleet.metadata.get("render_fps", 30))
     path = write_video(film.path, frames, fps)
     if abs(total - film.episode_return) > 1e-6 * max(1.0, abs(total)):
         note = f"replayed with return {total}, trained on {film.episode_return}: the environment is not deterministic\n"

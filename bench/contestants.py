@@ -224,7 +224,7 @@ class OursAsync(Ours):
 
     def __init__(self, env: str, slots: int, at_least: int | None = None, **options: Any) -> None:
         super().__init__(env, slots, **options)
-        self._at_least = at_least or max(1, slots // 8)
+        self._at_least = at_least or max(2, slots // 8)
 
     def run(self, seconds: float) -> tuple[int, float]:
         fleet, actions, at_least = self.fleet, self._actions, self._at_least

@@ -70,6 +70,38 @@ static int64_t spin_budget(Exchange *x) {
     return budget < x->spin_ns ? budget : x->spin_ns;
 }
 
+// ---- places ---------------------------------------------------------------------------------------------------------
+
+// Two processes that take turns spinning and yielding can stay on one core for long while the other idles: to the
+// scheduler neither looks starved. So whoever steps says on which CPU, and a worker that finds another there moves away.
+#define MOVE_PAUSE_NS 5000000
+
+void leave_place(Exchange *x) {
+    if (x->me >= 0) store(&x->workers[x->me].place, 0);
+}
+
+// Only where there is a CPU for everyone, and never the parent's own thread: that is the user's.
+void take_place(Exchange *x) {
+    if (x->me < 0) return;
+    uint32_t mine = 1 + (uint32_t)sched_getcpu();
+    store(&x->workers[x->me].place, mine);
+    if (x->is_parent) return;
+    int shared = 0;
+    for (Py_ssize_t w = x->me + 1; w < x->num_workers; w++) shared |= load(&x->workers[w].place) == mine;
+    if (!shared || now_ns() - x->moved_ns < MOVE_PAUSE_NS) return;
+    cpu_set_t allowed, free;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) < x->num_workers) return;
+    free = allowed;
+    for (Py_ssize_t w = 0; w < x->num_workers; w++) {
+        uint32_t place = load(&x->workers[w].place);
+        if (place) CPU_CLR(place - 1, &free);
+    }
+    x->moved_ns = now_ns();
+    // There and free again: the kernel moves us at once, and may move us elsewhere later, as it sees fit.
+    if (CPU_COUNT(&free) && !sched_setaffinity(0, sizeof free, &free)) sched_setaffinity(0, sizeof allowed, &allowed);
+    store(&x->workers[x->me].place, 1 + (uint32_t)sched_getcpu());
+}
+
 // ---- worker ---------------------------------------------------------------------------------------------------------
 
 // Waits for a request or a message, at most about a second. Without the GIL.
@@ -84,6 +116,7 @@ void await_request(Exchange *x) {
         }
     }
     while (!has_request(x)) {
+        leave_place(x);
         uint32_t seen = load(&worker->bell);
         store(&worker->sleeping, 1);
         fence();

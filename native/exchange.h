@@ -14,6 +14,7 @@ typedef struct {
     _Alignas(LINE) uint32_t bell;         // both: the word the worker sleeps on
     uint32_t sleeping;                    // worker
     _Alignas(LINE) uint32_t done_tail;    // worker
+    uint32_t place;                       // worker: 1 + the CPU it steps on, 0 while it does not
 } Worker;
 
 typedef struct {
@@ -28,11 +29,13 @@ typedef struct {
     Worker *workers;
     uint32_t *rings; // per worker: requests[capacity], done[capacity]
     Py_ssize_t num_workers, me;
+    char is_parent; // `me` is then the parent's own share, or -1
     uint32_t capacity, mask;
     uint32_t *request_head, *done_head; // what this process has read, per worker
     uint32_t control_seen;
     int64_t mean_gap_ns;
     int64_t spin_ns; // most time to spin; 0: never
+    int64_t moved_ns; // when this worker last left a core it shared
 } Exchange;
 
 static inline uint32_t load(uint32_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -50,6 +53,8 @@ void ring_worker(Exchange *x, Py_ssize_t w);
 void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side);
 void tell_parent(Exchange *x);
 void await_request(Exchange *x);
+void take_place(Exchange *x);
+void leave_place(Exchange *x);
 void hand_over(Exchange *x, const int64_t *slots, Py_ssize_t count, const int64_t *owner);
 uint32_t available(Exchange *x);
 void await_done(Exchange *x, uint32_t need, int64_t deadline);

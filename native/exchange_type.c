@@ -22,6 +22,7 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
             self->control_seen += control;
             return PyLong_FromUnsignedLong(control);
         }
+        take_place(self);
         while (self->request_head[self->me] != tail) {
             uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
             int side = runner_advance(runner, slot);
@@ -52,6 +53,7 @@ static PyObject *exchange_submit(Exchange *self, PyObject *args) {
 static int wait_for(Exchange *self, uint32_t need, double timeout_s, PyObject *runner) {
     if (runner != Py_None && self->me >= 0) {
         Worker *mine = &self->workers[self->me];
+        take_place(self);
         while (self->request_head[self->me] != mine->request_tail && available(self) < need) {
             uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
             int side = runner_advance((Runner *)runner, slot);
@@ -195,13 +197,15 @@ static PyObject *exchange_size(PyObject *type, PyObject *args) {
 }
 
 static int exchange_init(Exchange *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"memory", "num_workers", "num_slots", "me", "spin_s", NULL};
+    static char *names[] = {"memory", "num_workers", "num_slots", "me", "spin_s", "is_parent", NULL};
     Py_buffer memory;
     Py_ssize_t num_slots;
     double spin_s = 0.004;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "w*nnn|d", names, &memory, &self->num_workers, &num_slots, &self->me,
-                                     &spin_s))
+    int is_parent = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "w*nnn|dp", names, &memory, &self->num_workers, &num_slots, &self->me,
+                                     &spin_s, &is_parent))
         return -1;
+    self->is_parent = (char)is_parent;
     self->capacity = power_of_two(num_slots);
     self->mask = self->capacity - 1;
     self->spin_ns = (int64_t)(spin_s * 1e9);

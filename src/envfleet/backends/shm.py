@@ -82,7 +82,7 @@ class ShmBackend(ProcessBackend):
         slab = Slab(layout, count, self._segment.map)
         if self._compiled is not None:
             me = -1 if self._isolate else self.num_workers - 1
-            self._exchange, self._arena = self._map.open(self._compiled, self._segment, me)
+            self._exchange, self._arena = self._map.open(self._compiled, self._segment, me, is_parent=True)
             self._out = np.zeros(count, np.int64)
         for life in self._lives.values():
             life.attach(slab)

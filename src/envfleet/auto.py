@@ -14,9 +14,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from envfleet.adapters.pettingzoo import Seat
 from envfleet.errors import FaultError, FleetError, NotPicklable
 from envfleet.recipe import Recipe
+from envfleet.seat import Seat
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.machine import usable_cpus
 

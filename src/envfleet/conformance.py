@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import pickle
 from collections.abc import Callable
@@ -96,6 +97,22 @@ def same_bytes_as_serial(start: Start) -> None:
             for workers, at_least in ((1, None), (2, 2), (3, 1)):
                 with start(env, 5, workers, on_end=on_end) as fleet:
                     got = record(fleet, 60, seed=7, at_least=at_least).digest()
+                    assert got == wanted, f"{env} on_end={on_end} workers={workers} at_least={at_least}"
+
+
+def many_agents_are_as_in_serial(start: Start) -> None:
+    """Invariant 5 for many agents, born and dying, at once and in turns. Nothing to check where PettingZoo is not installed."""
+    if importlib.util.find_spec("pettingzoo") is None:
+        return
+    from envfleet.envs.crowd import Crowd, crowd_aec
+
+    for env in (Crowd, functools.partial(Crowd, mixed=True), crowd_aec):
+        for on_end in ("reset", "wait"):
+            with make(env, 5, backend="serial", on_end=on_end, with_state=True) as fleet:
+                wanted = record(fleet, 40, seed=7).digest()
+            for workers, at_least in ((1, None), (3, 1)):
+                with start(env, 5, workers, on_end=on_end, with_state=True) as fleet:
+                    got = record(fleet, 40, seed=7, at_least=at_least).digest()
                     assert got == wanted, f"{env} on_end={on_end} workers={workers} at_least={at_least}"
 
 
@@ -285,6 +302,7 @@ def closing_is_complete(start: Start) -> None:
 
 CHECKS: tuple[Callable[[Start], None], ...] = (
     same_bytes_as_serial,
+    many_agents_are_as_in_serial,
     every_slot_sent_comes_back,
     rows_carry_their_identity,
     tasks_and_seeds_go_ahead,

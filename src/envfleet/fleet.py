@@ -53,9 +53,8 @@ class Fleet(EnvInterface, Ending):
         self.num_envs = backend.recipe.num_slots
         self.single_observation_space = layout.observation_space
         self.single_action_space = layout.action_space
-        self.agents: tuple[str, ...] = layout.agents  # the agent axis; () for a single-agent env
+        self.agents, self.num_agents = layout.agents, layout.num_agents  # the agent axis; () and 1 without one
         self.groups: tuple[AgentGroup, ...] = layout.groups
-        self.num_agents = layout.num_agents
         self.metadata: dict[str, Any] = about["metadata"]
         self.render_mode: str | None = about["render_mode"]
         self.spec = backend.recipe.spec

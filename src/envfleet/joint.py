@@ -52,6 +52,24 @@ class JointRow:
         for array, value in zip(self._final, seat.final):
             array[self.slot, 0] = value  # type: ignore[index]
 
+    def transition(self, seat: Any) -> dict[str, Any]:
+        """What the seat's last step was, as the head will tell it: copies, for a reset may come before it is written."""
+        head, slot = self.head, self.slot
+        step = int(head["now_length"][slot])
+        return {
+            "reward": seat.reward.copy(),
+            "terminated": seat.terminated.copy(),
+            "truncated": seat.truncated.copy(),
+            "scored": seat.scored.copy(),
+            "over": seat.over,
+            "ep_return": head["now_return"][slot] + seat.earned,
+            "episode": head["started"][slot] - 1,
+            "step": step,
+            "length": step + 1,
+            "task": head["now_task"][slot],
+            "seed": head["now_seed"][slot],
+        }
+
     def write_head(self, row: dict[str, Any]) -> None:
         """The transition: scalars of the env, arrays of the agents."""
         head, slot = self.head, self.slot

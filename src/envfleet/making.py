@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from envfleet.adapters.pettingzoo import joint_columns
 from envfleet.auto import decide
 from envfleet.backends.base import Backend, Loss
 from envfleet.backends.remote import RemoteBackend, is_remote, remote_factory
@@ -17,6 +16,7 @@ from envfleet.fleet import Fleet
 from envfleet.layout import Layout, leaves_of
 from envfleet.plan import Plan
 from envfleet.recipe import Recipe, factories_for
+from envfleet.seat import joint_columns
 from envfleet.supervise.faults import Failure, Fault, exit_words
 from envfleet.supervise.supervisor import Policy
 

@@ -151,23 +151,17 @@ class SlotLife:
         """`take_step` for many agents: the same order of things, with the seat telling what happened to each agent."""
         slot, seat = self.slot, self.env
         seat.take(result)
-        over, step = seat.over, int(self._now_length[slot])
-        head = {
-            **{name: getattr(seat, name).copy() for name in ("reward", "terminated", "truncated", "scored")},
-            "ep_return": self._now_return[slot] + seat.earned,
-            "episode": self._started[slot] - 1, "step": step, "length": step + 1, "over": over,
-            "task": self._now_task[slot], "seed": self._now_seed[slot],
-        }  # fmt: skip
+        head = row.transition(seat)
         info = self.keep(seat.infos) if any(seat.infos.values()) else None
         row.write_final(seat)
-        if over and self.on_end == "reset":
+        if seat.over and self.on_end == "reset":
             self.final_info = info
             self.info = yield from self._reset_env()
         else:
             self.info = info
             row.write_obs(seat)
-            self._waiting[slot] = over
-            self._now_length[slot], self._now_return[slot] = step + 1, head["ep_return"]
+            self._waiting[slot] = seat.over
+            self._now_length[slot], self._now_return[slot] = head["length"], head["ep_return"]
         row.write_head(head)
 
     def _begin(self) -> Calls:

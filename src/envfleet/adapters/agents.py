@@ -106,9 +106,7 @@ class AsyncPettingZooVecEnv:
         batch = self.fleet.reset(seed=seed, options=options)
         return self._observations(batch.obs), self._infos(batch)
 
-    def step(
-        self, actions: Any
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def step(self, actions: Any) -> Any:
         """Step all: (observations, rewards, terminated, truncated, infos), each a dict by agent."""
         self.step_async(actions)
         return self.step_wait()

@@ -16,7 +16,7 @@ except ImportError as missing:
     raise BackendMissing("pettingzoo", extra="multiagent") from missing
 
 
-class Crowd(ParallelEnv[str, Any, Any]):
+class Crowd(ParallelEnv[str, Any, Any]):  # type: ignore[misc]
     """Walkers who come and go; with `mixed`, guards among them, who see and act in other spaces.
 
     Each step an agent dies with probability `death` (terminated, or truncated one time in four) and each absent one is born

@@ -43,7 +43,7 @@ class JointRow:
             (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
         ]
         self._reads = _readers(slab, slot)
-        self._memory = memoryview(slab.memory)  # the head comes first in it
+        self._memory: Any = slab.memory.data  # the head comes first in it
         count, fields, row = slab.layout.num_agents, slab.head.dtype.fields or {}, slot * slab.head.dtype.itemsize
         self._front, self._front_at = struct.Struct(f"={2 * count}d5q"), row + fields["reward"][1]
         self._now, self._now_at = struct.Struct(f"=4q{count}d"), row + fields["started"][1]

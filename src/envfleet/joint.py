@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envfleet.layout import Leaf, fits, gather, leaves_of
+from envfleet.seat import MASK
 from envfleet.slab import Slab
 
 
@@ -59,7 +60,7 @@ class JointRow:
         slot = self.slot
         for name, leaf, column in self._columns:
             own = seat.columns.get(name)
-            column[slot, 0] = _declared(leaf, name, seat.infos, seat.agents) if own is None else own
+            column[slot, 0] = _declared(leaf, name, seat) if own is None else own
         for array, value in zip(self._obs, seat.obs):
             array[slot, 0] = value  # type: ignore[index]
 
@@ -111,13 +112,13 @@ class JointRow:
         )
 
 
-def _declared(joint: Leaf, name: str, infos: dict[Any, Any], agents: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """A declared column from the agents' infos; zeros where an agent says nothing."""
+def _declared(joint: Leaf, name: str, seat: Any) -> np.ndarray[Any, Any]:
+    """A declared column from the agents' infos; zeros where an agent says nothing, or has no action to choose."""
     leaf = Leaf(joint.path, joint.space, joint.dtype, joint.shape[1:])
     rows = np.zeros(joint.shape, joint.dtype)
-    for i, agent in enumerate(agents):
-        info = infos.get(agent)
-        if info and name in info:
+    for i, agent in enumerate(seat.agents):
+        info = seat.infos.get(agent)
+        if info and name in info and (seat.active[i] or name != MASK):
             rows[i] = fits(leaf, info[name])
     return rows
 

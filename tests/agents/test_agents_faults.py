@@ -330,7 +330,33 @@ def test_interleavings_do_not_change_what_a_slot_does(
         assert rows == together[slot][: len(rows)]
 
 
-def test_views_of_draw_and_joint_fit_mixed_groups() -> None:
+class Told(Crowd):
+    """Says in its infos what is legal."""
+
+    def _told(self, infos: Any) -> Any:
+        return {a: {**info, "action_mask": np.arange(5) <= int(a[-1])} for a, info in infos.items()}
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        return obs, self._told(infos)
+
+    def step(self, actions: Any) -> Any:
+        *rest, infos = super().step(actions)
+        return *rest, self._told(infos)
+
+
+def test_declared_columns_come_from_the_agents_infos() -> None:
+    with ef.make(Told, 3, backend="serial", columns={"action_mask": spaces.MultiBinary(5)}) as fleet:
+        batch = fleet.reset(seed=0)
+        for _ in range(20):
+            counts = batch.action_mask.sum(axis=2)
+            assert batch.action_mask.shape == (3, 4, 5)
+            assert not counts[~batch.active].any()
+            assert (counts[batch.active] == np.tile(np.arange(1, 5), (3, 1))[batch.active]).all()
+            batch = fleet.step(np.zeros((3, 4), int))
+
+
+def test_masks_and_state_fit_mixed_groups() -> None:
     with ef.make(functools.partial(Crowd, mixed=True), 3, backend="serial", with_state=True) as fleet:
         batch = fleet.reset(seed=2)
         rngs = [np.random.default_rng(slot) for slot in range(3)]

@@ -154,13 +154,14 @@ def test_an_aec_fault_cuts_off_those_who_wait_too() -> None:
     def build() -> Any:
         return parallel_to_aec(Fragile(3, **STEADY))
 
-    with ef.make(build, 1, backend="serial", on_fault="restart") as fleet:
+    with ef.make(build, 1, backend="serial", on_fault="restart", with_state=True) as fleet:
         fleet.reset(seed=0)
         rows = [fleet.step([[1, 1, 1]]) for _ in range(9)]
     assert [row.status[0] for row in rows] == [READY] * 8 + [FAULT]
     last = rows[-1]
     assert last.truncated.all() and last.ended.all() and not last.scored.any()
     assert (last.final_obs[0, :, 0] == 2.0).all() and last.active.sum() == 1
+    assert last.final_state.tolist() == [[2.0, 3.0]] and last.state[0, 0] == 0.0
 
 
 def test_a_killed_worker_is_replaced() -> None:

@@ -27,6 +27,7 @@ _WHERE = {
     "AgentGroup": "groups",
     "AgentsAsBatch": "adapters.agents",
     "AsyncPettingZooVecEnv": "adapters.agents",
+    "FlattenMultiAgentWrapper": "adapters.flatten",
     "episode_seed": "seeding",
     "PPOConfig": "train",
     "PPOTrainer": "train",
@@ -77,6 +78,7 @@ __all__ = ["__version__", *_WHERE]
 if TYPE_CHECKING:
     from envfleet.adapters.agents import AgentsAsBatch as AgentsAsBatch
     from envfleet.adapters.agents import AsyncPettingZooVecEnv as AsyncPettingZooVecEnv
+    from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
     from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
     from envfleet.adapters.plain import ParallelEnv as ParallelEnv
     from envfleet.adapters.plain import ParallelEnvSharedMemory as ParallelEnvSharedMemory

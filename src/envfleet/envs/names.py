@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BackendMissing, BadArgument
 
 SHORT_NAMES = {
     "tmaze": "envfleet.envs.tmaze:TMaze",
@@ -19,13 +20,32 @@ SHORT_NAMES = {
     "connect4-easy": "envfleet.envs.levels:Connect4Easy",
     "connect4-medium": "envfleet.envs.levels:Connect4Medium",
     "connect4-hard": "envfleet.envs.levels:Connect4Hard",
+    # many agents: ours, then PettingZoo's and MPE2's as they are
+    "gridworld-aec": "envfleet.envs.gridworld:GridWorldEnvMultiAgent",
+    "gridworld-parallel": "envfleet.envs.gridworld:GridWorldEnvParallel",
+    "connect4-aec": "envfleet.envs.connect4_aec:Connect4AEC",
+    "tictactoe": "pettingzoo.classic.tictactoe.tictactoe:env",
+    "connect-four": "pettingzoo.classic.connect_four.connect_four:env",
+    "rps": "pettingzoo.classic.rps.rps:parallel_env",
+    "simple-spread": "mpe2.simple_spread.simple_spread:parallel_env",
+    "simple-push": "mpe2.simple_push.simple_push:parallel_env",
 }
+
+#: Packages of multi-agent environments: "pettingzoo:classic/tictactoe_v3" is a module of theirs.
+MULTIAGENT = ("pettingzoo", "mpe2")
+
+
+def missing_multiagent(package: str) -> BackendMissing:
+    """The error for a package of multi-agent environments that is not installed."""
+    return BackendMissing(package, extra="multiagent")
 
 
 def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """Turn a short name or "module:attribute" into a factory; Gymnasium ids and callables pass through.
 
-    Nothing is registered: the lookup imports the one module it needs, when it needs it.
+    Nothing is registered: the lookup imports the one module it needs, when it needs it. A name that leads to a module of
+    multi-agent environments, such as "pettingzoo:classic/tictactoe_v3" or "mpe2:simple_spread_v3", gives that module's
+    `parallel_env`, or its `env` if there is none; "pettingzoo.classic.rps_v2:env" asks for one of them by name.
 
     Example:
         >>> resolve_env("tmaze")().length
@@ -40,6 +60,10 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     if callable(name):
         return name
     target = SHORT_NAMES.get(name.lower(), name)
+    package, _, path = target.partition(":")
+    if path and package in MULTIAGENT:
+        # "classic/tictactoe-v3", as PettingZoo's registry has it, is the module classic/tictactoe_v3.
+        return _load(name, f"{package}.{path.replace('/', '.').replace('-v', '_v')}:")
     if ":" in target and "/" not in target:
         return _load(name, target)
     import gymnasium as gym
@@ -56,14 +80,22 @@ def _load(name: str, target: str) -> str | Callable[..., Any]:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
+    except BackendMissing:
+        raise
     except ImportError as error:
+        if error.name in MULTIAGENT:
+            raise missing_multiagent(error.name) from error
         raise BadArgument(f"the environment {name!r} cannot be loaded: {error}") from error
+    found: Any = getattr(module, attribute, None) if attribute else module
+    if isinstance(found, ModuleType):
+        found = getattr(found, "parallel_env", None) or getattr(found, "env", None)
     # Gymnasium's own "module:Id-v0" form: the module registers the id when it is imported.
-    if not hasattr(module, attribute):
-        if _in_registry(attribute):
-            return attribute
-        raise BadArgument(f"the environment {name!r} cannot be loaded: {module_name} has no {attribute!r}")
-    factory: Callable[..., Any] = getattr(module, attribute)
+    if found is None and attribute and _in_registry(attribute):
+        return attribute
+    if not callable(found):
+        wanted = repr(attribute) if attribute else "parallel_env or env"
+        raise BadArgument(f"the environment {name!r} cannot be loaded: {module_name} has no {wanted}")
+    factory: Callable[..., Any] = found
     return factory
 
 

@@ -146,9 +146,9 @@ class GridWorldEnvMultiAgent(_Grid, AECEnv):  # type: ignore[misc]
         >>> env.reset(seed=3)
         >>> print(env.render())
         B...
-        ..bA
-        ..#.
-        a...
+        .A..
+        ...#
+        ..ba
         >>> for agent in env.agent_iter():
         ...     observation, reward, terminated, truncated, info = env.last()
         ...     ended = terminated or truncated
@@ -193,10 +193,10 @@ class GridWorldEnvParallel(_Grid, PettingZooParallelEnv):  # type: ignore[misc]
     """The parallel twin of `GridWorldEnvMultiAgent`: the same world, all agents at once.
 
     Example:
-        >>> env = GridWorldEnvParallel(size=4, num_agents=3)
+        >>> env = GridWorldEnvParallel(size=6, num_agents=3)
         >>> observations, infos = env.reset(seed=1)
         >>> observations["agent_0"]["action_mask"]
-        array([1, 0, 1, 0, 1], dtype=int8)
+        array([1, 1, 1, 1, 1], dtype=int8)
         >>> sorted(env.step(dict.fromkeys(env.agents, 0))[1])
         ['agent_0', 'agent_1', 'agent_2']
     """

@@ -128,6 +128,7 @@ class Limit(Contestant):
 
     store = False
     meeting = False
+    worker = staticmethod(_limit_worker)
 
     def __init__(self, env: str, slots: int) -> None:
         super().__init__(env, slots)
@@ -140,7 +141,7 @@ class Limit(Contestant):
             mine, theirs = context.Pipe()
             meeting = (words, i, count) if self.meeting else None
             args = (theirs, env, first, last - first, slots, self.store, meeting)
-            process = context.Process(target=_limit_worker, args=args, daemon=True)
+            process = context.Process(target=self.worker, args=args, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)

@@ -1,4 +1,7 @@
-"""AgileRL: AsyncPettingZooVecEnv over a parallel env of two agents without work; env steps are counted, not agent steps."""
+"""AgileRL: AsyncPettingZooVecEnv over parallel envs of two agents; env steps are counted, not agent steps.
+
+`env` is "spread" (MPE2's simple_spread with two agents) or anything else for two agents without work.
+"""
 
 import sys
 import time
@@ -34,27 +37,37 @@ class TwoAgents(ParallelEnv):
         return self._obs, dict.fromkeys(each, 1.0), no, dict(no), {agent: {} for agent in each}
 
 
-def vectorised(slots):
+def spread():
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env(N=2)
+
+
+def vectorised(make, slots):
     from agilerl.vector.pz_async_vec_env import AsyncPettingZooVecEnv
 
-    vec = AsyncPettingZooVecEnv([TwoAgents for _ in range(slots)])
+    vec = AsyncPettingZooVecEnv([make for _ in range(slots)])
     vec.reset()
-    return vec.step, {agent: np.zeros(slots, np.int64) for agent in ("a", "b")}
+    return vec.step, {agent: np.zeros(slots, np.int64) for agent in make().possible_agents}
 
 
-def plain(slots):
-    envs = [TwoAgents() for _ in range(slots)]
+def plain(make, slots):
+    envs = [make() for _ in range(slots)]
+    for env in envs:
+        env.reset()
 
     def step(actions):
         for env in envs:
             env.step(actions)
+            if not env.agents:
+                env.reset()
 
-    return step, {"a": 0, "b": 0}
+    return step, dict.fromkeys(envs[0].possible_agents, 0)
 
 
 if __name__ == "__main__":
-    mode, slots = sys.argv[1], int(sys.argv[3])
-    step, actions = (plain if mode == "plain" else vectorised)(slots)
+    mode, name, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    step, actions = (plain if mode == "plain" else vectorised)(spread if name == "spread" else TwoAgents, slots)
 
     def run(seconds):
         end, steps = time.perf_counter() + seconds, 0

@@ -20,7 +20,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from envfleet.adapters.pettingzoo import WithState, is_many_agents, seated
-from envfleet.envs.names import SHORT_NAMES, resolve_env
+from envfleet.envs.names import is_ours_to_find, resolve_env
 from envfleet.errors import BadArgument, NotPicklable
 
 Factory = Callable[[], Any]
@@ -146,7 +146,7 @@ def factories_for(
     """One factory per slot from what users pass: an id, an EnvSpec, a callable or a list of callables."""
     spec: EnvSpec | None = None
     kwargs = dict(env_kwargs or {})
-    if isinstance(env, str) and env.lower() in SHORT_NAMES:
+    if isinstance(env, str) and is_ours_to_find(env):
         named: Any = resolve_env(env)
         env, kwargs = functools.partial(named, **kwargs), {}
     if isinstance(env, (str, EnvSpec)):

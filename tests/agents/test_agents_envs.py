@@ -13,6 +13,7 @@ pytest.importorskip("pettingzoo")
 from pettingzoo.test import api_test, max_cycles_test, parallel_api_test, parallel_seed_test, seed_test
 from pettingzoo.test.state_test import state_test
 
+import envfleet as ef
 from envfleet.envs import connect4_aec, gridworld
 from envfleet.envs.connect4 import COLUMNS, ROWS
 from envfleet.envs.gridmodel import GridModel
@@ -252,6 +253,14 @@ def test_names_lead_to_environments(name):
     env = resolve_env(name)()
     env.reset(seed=0)
     assert env.metadata["name"] == MULTIAGENT_NAMES[name] and len(env.agents) == 2
+
+
+@pytest.mark.parametrize("name", ["gridworld-aec", "connect4-aec", "pettingzoo:classic/tictactoe_v3", "rps"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fleet_is_made_by_name(name):
+    with ef.make(name, num_envs=2, backend="serial") as fleet:
+        batch = fleet.reset(seed=0)
+        assert fleet.num_agents == 2 and batch.active.sum() == (4 if name == "rps" else 2)
 
 
 @pytest.mark.parametrize("name", ["simple-spread", "simple-push", "mpe2:simple_spread_v3"])

@@ -40,6 +40,16 @@ def missing_multiagent(package: str) -> BackendMissing:
     return BackendMissing(package, extra="multiagent")
 
 
+def is_ours_to_find(name: str) -> bool:
+    """Whether a name is found here: a short name, or a module of a multi-agent package.
+
+    Example:
+        >>> is_ours_to_find("tmaze"), is_ours_to_find("pettingzoo:classic/rps_v2"), is_ours_to_find("CartPole-v1")
+        (True, True, False)
+    """
+    return name.lower() in SHORT_NAMES or name.partition(":")[0].partition(".")[0] in MULTIAGENT
+
+
 def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """Turn a short name or "module:attribute" into a factory; Gymnasium ids and callables pass through.
 

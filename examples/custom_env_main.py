@@ -7,6 +7,7 @@ import functools
 import os
 
 import gymnasium as gym
+import torch
 import wandb
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -54,6 +55,7 @@ def main(config):
         [functools.partial(make_env, index, config) for index in range(config["num_envs"])],
         num_workers=config["num_workers"],
     )
+    torch.set_num_threads(1)  # a small network is slower on two threads, and the workers want the cores
     model = PPO("MlpPolicy", envs, seed=0, device="cpu", **config["ppo"])
     model.learn(config["total_steps"], callback=ToWandb())
     print(f"{model.num_timesteps} steps, success {sum(model.ep_success_buffer)} of the last 100 episodes")

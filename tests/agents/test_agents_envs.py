@@ -161,6 +161,22 @@ def test_free_cells_stay_connected():
         assert (world._steps_to(world.cells[0]) >= 0).sum() == 49 - 18
 
 
+def test_the_compass_points_along_the_shortest_way():
+    env, blind = gridworld.parallel_env(num_obstacles=6), gridworld.parallel_env(num_obstacles=6, compass=False)
+    for seed in range(5):
+        observations, _ = env.reset(seed=seed)
+        unguided, _ = blind.reset(seed=seed)
+        for i, agent in enumerate(env.agents):
+            seen, world = observations[agent]["observation"], env._world
+            row, column = world.cells[i]
+            for value, (down, right) in zip(seen[-4:], [(-1, 0), (1, 0), (0, -1), (0, 1)]):
+                place = (row + down, column + right)
+                free = min(place) >= 0 and max(place) < 5 and not world._inner()[place]
+                shorter = free and world._steps_to(world.goals[i])[place] < world._steps_to(world.goals[i])[row, column]
+                assert value == (1.0 if shorter else -1.0)
+            assert unguided[agent]["observation"].tolist() == seen[:-4].tolist()
+
+
 def test_pictures():
     env = gridworld.parallel_env(size=4, render_mode="rgb_array")
     env.reset(seed=0)

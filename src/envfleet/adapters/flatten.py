@@ -44,7 +44,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         >>> env = FlattenMultiAgentWrapper(GridWorldEnvParallel(size=4))
         >>> observation, info = env.reset(seed=1)
         >>> observation.shape, env.action_space, info["active"]
-        ((118,), MultiDiscrete([5 5]), array([1, 1], dtype=int8))
+        ((126,), MultiDiscrete([5 5]), array([1, 1], dtype=int8))
         >>> observation, reward, terminated, truncated, info = env.step([0, 0])
         >>> round(reward, 3)
         -0.02

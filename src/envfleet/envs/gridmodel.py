@@ -31,7 +31,14 @@ class GridModel:
     """
 
     def __init__(
-        self, size: int, num_agents: int, num_obstacles: int, view: int, reward: Reward, min_distance: int | None
+        self,
+        size: int,
+        num_agents: int,
+        num_obstacles: int,
+        view: int,
+        reward: Reward,
+        min_distance: int | None,
+        compass: bool = True,
     ) -> None:
         min_distance = size if min_distance is None else min_distance
         if size < 2 or num_agents < 1 or num_obstacles < 0 or view < 1:
@@ -49,7 +56,7 @@ class GridModel:
         if reward not in ("shaped", "sparse"):
             raise BadArgument(f"reward={reward!r}: choose 'shaped' or 'sparse'")
         self.size, self.num_agents, self.num_obstacles, self.view = size, num_agents, num_obstacles, view
-        self.reward, self.min_distance = reward, min_distance
+        self.reward, self.min_distance, self.compass = reward, min_distance, compass
         side = size + 2 * view  # a border as wide as the view: a window never leaves the array
         self.blocked = np.ones((side, side), np.float32)  # 1: wall or obstacle
         self.occupied = np.zeros((side, side), np.float32)  # 1: an agent stands there
@@ -163,10 +170,10 @@ class GridModel:
     @property
     def features(self) -> int:
         """How long an agent's observation is."""
-        return 4 + 2 * (2 * self.view + 1) ** 2
+        return 4 + 2 * (2 * self.view + 1) ** 2 + (4 if self.compass else 0)
 
     def observe(self, agent: int) -> npt.NDArray[np.float32]:
-        """Own cell (2), the way to the goal as rows and columns (2), then what is blocked and who stands near."""
+        """Own cell (2), the goal's from there (2), what is blocked and who stands near, and the compass (4)."""
         (row, column), goal = self.cells[agent], self.goals[agent]
         width, scale = 2 * self.view + 1, 1.0 / (self.size - 1)
         out = np.empty(self.features, np.float32)
@@ -175,8 +182,21 @@ class GridModel:
         window = (slice(row, row + width), slice(column, column + width))
         half = 4 + width * width
         out[4:half] = self.blocked[window].reshape(-1)
-        out[half:] = self.occupied[window].reshape(-1)
+        end = half + width * width
+        out[half:end] = self.occupied[window].reshape(-1)
         out[half + width * width // 2] = 0.0  # itself
+        if self.compass:
+            out[end:] = self._compass(agent)
+        return out
+
+    def _compass(self, agent: int) -> list[float]:
+        """For up, down, left and right: 1 if the way to the goal is shorter from there, -1 if longer or no way."""
+        (row, column), way = self.cells[agent], self._ways[agent]
+        here, out = way[row, column], []
+        for down, right in MOVES[1:]:
+            r, c = row + down, column + right
+            inside = 0 <= r < self.size and 0 <= c < self.size
+            out.append(1.0 if inside and 0 <= way[r, c] < here else -1.0)
         return out
 
     def mask(self, agent: int) -> npt.NDArray[np.int8]:

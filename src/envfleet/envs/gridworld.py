@@ -46,13 +46,14 @@ class _Grid:
         view: int = 2,
         reward: Reward = "shaped",
         min_distance: int | None = None,
+        compass: bool = True,
         render_mode: str | None = None,
     ) -> None:
         if max_cycles < 1:
             raise BadArgument(f"max_cycles={max_cycles}: give a whole number from 1 up")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise BadArgument(f"render_mode={render_mode!r}: choose 'rgb_array', 'ansi' or None")
-        self._world = GridModel(size, num_agents, num_obstacles, view, reward, min_distance)
+        self._world = GridModel(size, num_agents, num_obstacles, view, reward, min_distance, compass)
         self.max_cycles, self.render_mode = max_cycles, render_mode
         self.possible_agents = [f"agent_{i}" for i in range(num_agents)]
         self.agents: list[str] = []
@@ -124,8 +125,8 @@ class _Grid:
 class GridWorldEnvMultiAgent(_Grid, AECEnv):  # type: ignore[misc]
     """Agents walk to goals of their own round obstacles and each other; who arrives is done (AEC).
 
-    Observations are Dicts: `observation` (own cell, way to the goal, what is blocked and who stands within `view`
-    cells) and `action_mask` (which moves are free; a move that is not is a stay, never an error). An agent ends by
+    Observations are Dicts: `observation` (own cell, where the goal is from there, what is blocked and who stands within
+    `view` cells, and with `compass` which moves shorten the way to the goal) and `action_mask` (which moves are free; a move that is not is a stay, never an error). An agent ends by
     itself: terminated when it reaches its goal, truncated after `max_cycles`; `info["is_success"]` then says which.
 
     Rewards: "sparse" gives 1 at the goal and nothing else. "shaped" adds 0.1 for every cell nearer to the goal round the
@@ -139,6 +140,8 @@ class GridWorldEnvMultiAgent(_Grid, AECEnv):  # type: ignore[misc]
         view: how many cells an agent sees in each direction.
         reward: "shaped" or "sparse".
         min_distance: how far goals are at least, in steps (default: `size`; nearer where a crowded grid has none).
+        compass: agents know the way round the obstacles (each other they must still avoid); without it they have to find
+            it from what they see.
         render_mode: "rgb_array", "ansi" or None.
 
     Example:

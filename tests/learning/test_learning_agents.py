@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("pettingzoo")
-sb3 = pytest.importorskip("stable_baselines3")
+pytest.importorskip("stable_baselines3")
 
+import stable_baselines3 as sb3
 import torch
 
 import envfleet as ef

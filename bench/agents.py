@@ -131,8 +131,7 @@ class Ours(Contestant):
         self._turn = 0
 
     def run(self, seconds: float) -> tuple[int, float]:
-        fleet, actions, before = self.fleet, self._actions, self._turn
-        start = now()
+        fleet, actions, before, start = self.fleet, self._actions, self._turn, now()
         while now() - start < seconds:
             fleet.step(actions[self._turn % len(actions)], copy=False)
             self._turn += 1
@@ -192,8 +191,9 @@ class Policy:
 
     def __call__(self, boards: Any, masks: Any) -> Any:
         """Columns [n] for boards [n, 6, 7, 2] and masks [n, 7]."""
+        flat = boards.reshape(len(boards), 84).astype(np.float32)
         with self._torch.inference_mode():
-            logits = self._net(self._torch.from_numpy(boards.reshape(len(boards), 84).astype(np.float32))).numpy()
+            logits = self._net(self._torch.from_numpy(flat)).numpy()
         noise = self._rng.gumbel(size=logits.shape)
         return np.where(masks != 0, logits + noise, -np.inf).argmax(1)
 
@@ -355,8 +355,7 @@ def best(slices: dict[str, dict[int, Slice]], names: list[str]) -> str | None:
 
 def targets(case: Case, slices: dict[str, dict[int, Slice]]) -> list[Row]:
     """What was to be reached; "ours" is the fastest of our ways, and the row says which."""
-    ours = best(slices, [name for name in slices if "ours" in name])
-    if ours is None:
+    if (ours := best(slices, [name for name in slices if "ours" in name])) is None:
         return []
     goals: list[tuple[str, float]] = []
     peers = [name for name in slices if name.startswith(("SuperSuit", "AgileRL"))]

@@ -58,10 +58,12 @@ static int nobody_talks(PyObject *infos) {
 }
 
 // Whether `agents` of the env names as many as there can be: all are alive.
-static int all_alive(Runner *runner, PyObject *env) {
-    PyObject *alive = PyObject_GetAttrString(env, "agents");
+static int all_alive(Runner *runner, Py_ssize_t slot) {
+    PyObject *env = Py_XNewRef(runner->slots[slot].env); // looking may run Python, which may disarm the slot
+    PyObject *alive = env ? PyObject_GetAttrString(env, "agents") : NULL;
     int all = alive && PyList_CheckExact(alive) && PyList_GET_SIZE(alive) == runner->num_agents;
     Py_XDECREF(alive);
+    Py_XDECREF(env);
     PyErr_Clear();
     return all;
 }
@@ -77,7 +79,7 @@ int agents_take(Runner *runner, Py_ssize_t slot, PyObject *result) {
         parts[k] = PyTuple_GET_ITEM(result, k);
         if (!PyDict_Check(parts[k]) || (k < 4 && PyDict_GET_SIZE(parts[k]) != count)) return 0;
     }
-    if (!nobody_talks(parts[4]) || !all_alive(runner, runner->slots[slot].env)) return 0;
+    if (!nobody_talks(parts[4]) || !all_alive(runner, slot)) return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *found[4], *agent = PyTuple_GET_ITEM(runner->agents, i);
         for (int k = 0; k < 4; k++) {

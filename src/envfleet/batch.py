@@ -24,6 +24,9 @@ class Batch:
     and all else belong to the episode that ended. ``step`` counts a transition within its episode from 0 and is -1 on a row
     that comes from a reset; ``scored`` is False on such rows and on fault rows: they are no transitions.
 
+    With many agents, observations, actions, rewards, returns, flags and the masks have an agent axis behind the first, and
+    `ended` says that no agent is left; ``docs/agents.md`` has the whole of it.
+
     Example:
         >>> import envfleet as ef
         >>> with ef.make("CartPole-v1", num_envs=3, backend="serial") as fleet:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envfleet.layout import Leaf, fits, gather, leaves_of
+from envfleet.seat import MASK
 from envfleet.slab import Slab
+
+
+class Transition(NamedTuple):
+    """One transition of all agents, as the head of a row tells it."""
+
+    reward: list[float]
+    ep_return: list[float]
+    episode: int
+    step: int
+    task: int
+    seed: int
+    terminated: list[bool]
+    truncated: list[bool]
+    scored: list[bool]
+    over: bool
 
 
 class JointRow:
@@ -27,6 +44,12 @@ class JointRow:
             (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
         ]
         self._reads = _readers(slab, slot)
+        self._memory: Any = slab.memory.data  # the head comes first in it
+        count, fields, row = slab.layout.num_agents, slab.head.dtype.fields or {}, slot * slab.head.dtype.itemsize
+        self._front, self._front_at = struct.Struct(f"={2 * count}d5q"), row + fields["reward"][1]
+        self._now, self._now_at = struct.Struct(f"=4q{count}d"), row + fields["started"][1]
+        self._count, self._count_at = struct.Struct(f"=q{count}d"), row + fields["now_length"][1]
+        self._flags, self._flags_at = struct.Struct(f"={5 * count + 1}?"), row + fields["terminated"][1]
 
     def actions(self) -> list[Any]:
         """One action per agent, as its env expects it: copies, because envs keep what they are given."""
@@ -37,10 +60,9 @@ class JointRow:
         slot = self.slot
         for name, leaf, column in self._columns:
             own = seat.columns.get(name)
-            column[slot, 0] = _declared(leaf, name, seat.infos, seat.agents) if own is None else own
+            column[slot, 0] = _declared(leaf, name, seat) if own is None else own
         for array, value in zip(self._obs, seat.obs):
             array[slot, 0] = value  # type: ignore[index]
-        self.head["active"][slot], self.head["pending"][slot] = seat.active, seat.pending
 
     def read_obs(self, seat: Any) -> None:
         """Give the seat back what agents see, where the compiled life has written it."""
@@ -49,41 +71,54 @@ class JointRow:
 
     def write_final(self, seat: Any) -> None:
         """What agents saw last."""
-        for array, value in zip(self._final, seat.final):
-            array[self.slot, 0] = value  # type: ignore[index]
+        if seat.has_final:
+            for array, value in zip(self._final, seat.final):
+                array[self.slot, 0] = value  # type: ignore[index]
+            seat.has_final = False
 
-    def transition(self, seat: Any) -> dict[str, Any]:
-        """What the seat's last step was, as the head will tell it: copies, for a reset may come before it is written."""
-        head, slot = self.head, self.slot
-        step = int(head["now_length"][slot])
-        return {
-            "reward": seat.reward.copy(),
-            "terminated": seat.terminated.copy(),
-            "truncated": seat.truncated.copy(),
-            "scored": seat.scored.copy(),
-            "over": seat.over,
-            "ep_return": head["now_return"][slot] + seat.earned,
-            "episode": head["started"][slot] - 1,
-            "step": step,
-            "length": step + 1,
-            "task": head["now_task"][slot],
-            "seed": head["now_seed"][slot],
-        }
+    def begin(self, seat: Any) -> None:
+        """A new episode: who is there, and what they were given for nothing."""
+        slot = self.slot
+        self.head["active"][slot], self.head["pending"][slot] = seat.active, seat.pending
+        self.head["now_return"][slot] = seat.earned
 
-    def write_head(self, row: dict[str, Any]) -> None:
-        """The transition: scalars of the env, arrays of the agents."""
-        head, slot = self.head, self.slot
-        for name, value in row.items():
-            head[name][slot] = value
+    def transition(self, seat: Any) -> Transition:
+        """What the seat's last step was; kept aside, for a reset may come before it is written."""
+        started, seed, task, length, *returns = self._now.unpack_from(self._memory, self._now_at)
+        return Transition(
+            seat.reward, [a + b for a, b in zip(returns, seat.earned)], started - 1, length, task, seed,
+            seat.terminated, seat.truncated, seat.scored, seat.over,
+        )  # fmt: skip
+
+    def go_on(self, row: Transition) -> None:
+        """The episode is as long as this transition says, and worth as much so far."""
+        self._count.pack_into(self._memory, self._count_at, row.step + 1, *row.ep_return)
+
+    def write_head(self, row: Transition, seat: Any) -> None:
+        """The transition, and who is active now: two runs of bytes, because a row has dozens of small fields."""
+        self._front.pack_into(
+            self._memory, self._front_at, *row.reward, *row.ep_return,
+            row.episode, row.step, row.step + 1, row.task, row.seed,
+        )  # fmt: skip
+        self._flags.pack_into(
+            self._memory,
+            self._flags_at,
+            *row.terminated,
+            *row.truncated,
+            *seat.active,
+            *row.scored,
+            *seat.pending,
+            row.over,
+        )
 
 
-def _declared(joint: Leaf, name: str, infos: dict[Any, Any], agents: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """A declared column from the agents' infos; zeros where an agent says nothing."""
+def _declared(joint: Leaf, name: str, seat: Any) -> np.ndarray[Any, Any]:
+    """A declared column from the agents' infos; zeros where an agent says nothing, or has no action to choose."""
     leaf = Leaf(joint.path, joint.space, joint.dtype, joint.shape[1:])
     rows = np.zeros(joint.shape, joint.dtype)
-    for i, agent in enumerate(agents):
-        info = infos.get(agent)
-        if info and name in info:
+    for i, agent in enumerate(seat.agents):
+        info = seat.infos.get(agent)
+        if info and name in info and (seat.active[i] or name != MASK):
             rows[i] = fits(leaf, info[name])
     return rows
 

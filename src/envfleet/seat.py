@@ -28,8 +28,8 @@ MASK = "action_mask"
 class Seat(abc.ABC):
     """What both kinds of seat share: groups, arrays with an agent axis, and how one agent's observation gets into them.
 
-    After `take`, `reward`, `earned`, `scored`, `terminated`, `truncated`, `active`, `pending` hold the row of all agents,
-    `over` says whether the episode is; `obs` and `final` are the leaves of the joint observation, `columns` the columns.
+    After `take`, `reward`, `earned`, `scored`, `terminated`, `truncated`, `active`, `pending` are lists over agents, `over`
+    says whether the episode is; `obs` and `final` are the leaves of the joint observation, `columns` the columns.
     """
 
     def __init__(self, env: Any, with_state: bool = False) -> None:
@@ -46,10 +46,11 @@ class Seat(abc.ABC):
         self.action_space = joint_space(self.groups, "action")
         self.metadata: dict[str, Any] = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
-        count = len(self.agents)
-        self.reward, self.earned, self._owed = np.zeros(count), np.zeros(count), np.zeros(count)
-        self.scored, self.terminated, self.truncated = (np.zeros(count, bool) for _ in range(3))
-        self.active, self.pending = np.zeros(count, bool), np.zeros(count, bool)
+        # Lists, one entry per agent: single entries of arrays are slow to read and to write.
+        self._nothing, self._nobody = [0.0] * len(self.agents), [False] * len(self.agents)
+        self._owed, self.active, self.pending = self._nothing[:], self._nobody[:], self._nobody[:]
+        self._open_row()
+        self.has_final = False  # whether `final` was written since it was last asked for
         self.over = False
         self.infos: dict[Any, Any] = {}
         self.obs = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves_of(self.observation_space)]
@@ -132,9 +133,9 @@ class Seat(abc.ABC):
     # -- one agent's part ---------------------------------------------------------------------------------------
 
     def _open_row(self) -> None:
-        self.reward[:] = 0.0
-        self.earned[:] = 0.0
-        self.scored[:] = self.terminated[:] = self.truncated[:] = False
+        # New lists: those of the last row may still have to be written, after the reset that follows it.
+        self.reward, self.earned = self._nothing[:], self._nothing[:]
+        self.scored, self.terminated, self.truncated = self._nobody[:], self._nobody[:], self._nobody[:]
 
     def _show(self, i: int, obs: Any) -> None:
         """The agent has an observation and is to act on it."""
@@ -157,11 +158,13 @@ class Seat(abc.ABC):
         """The agent acted and will see the outcome later: keep what it acted on, for an end that brings nothing newer."""
         for array, final in zip(self._places[i][1], self._places[i][2]):
             final[...] = array
+        self.has_final = True
 
     def _finish(self, i: int, obs: Any, terminated: bool, truncated: bool) -> None:
         """The agent's last transition: its final observation is the one given, else the last it had."""
         if obs is not None:
             self._write(i, obs, 1)
+        self.has_final = True
         self.scored[i], self.terminated[i], self.truncated[i] = True, terminated, truncated
         self.reward[i], self._owed[i] = self._owed[i], 0.0
 
@@ -179,10 +182,10 @@ class Seat(abc.ABC):
 
     def _clear(self) -> None:
         """A new episode: nobody is here, nobody is owed anything."""
-        for i in np.flatnonzero(self.active).tolist():
-            self._hide(i)
-        self.pending[:] = False
-        self._owed[:] = 0.0
+        for i, active in enumerate(self.active):
+            if active:
+                self._hide(i)
+        self.pending, self._owed = self._nobody[:], self._nothing[:]
 
     def sample(self) -> list[Any]:
         """A random action for every agent, a legal one where a mask says which are."""

@@ -132,6 +132,8 @@ class Slab:
             for i, (_, rows) in enumerate(self.agent_rows):
                 idle = ~self.head["active"][slot, rows]
                 saved[i][0, idle] = self._leaf_arrays["final_obs"][i][slot, 0, idle]  # type: ignore[index]
+        if self.layout.agents and "column/final_state" in self.arrays:
+            saved.append(self.arrays["column/state"][slot].copy())
         return saved
 
     @property
@@ -155,7 +157,8 @@ class Slab:
 
     def restore_final_obs(self, slot: int, saved: list[Any]) -> None:
         """Make a saved observation the slot's `final_obs`."""
-        for i, (array, value) in enumerate(zip(self.leaf_arrays("final_obs"), saved)):
+        arrays = [*self.leaf_arrays("final_obs"), self.arrays.get("column/final_state")]
+        for i, (array, value) in enumerate(zip(arrays, saved)):
             if array is None:
                 self.mail["final_obs"][i][slot] = value
             else:

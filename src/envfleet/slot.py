@@ -154,15 +154,15 @@ class SlotLife:
         head = row.transition(seat)
         info = self.keep(seat.infos) if any(seat.infos.values()) else None
         row.write_final(seat)
-        if seat.over and self.on_end == "reset":
+        if head.over and self.on_end == "reset":
             self.final_info = info
             self.info = yield from self._reset_env()
         else:
             self.info = info
             row.write_obs(seat)
-            self._waiting[slot] = seat.over
-            self._now_length[slot], self._now_return[slot] = head["length"], head["ep_return"]
-        row.write_head(head)
+            row.go_on(head)
+            self._waiting[slot] = head.over
+        row.write_head(head, seat)
 
     def _begin(self) -> Calls:
         """A reset that is a row of its own: no transition, step -1."""
@@ -220,7 +220,7 @@ class SlotLife:
             seat.begin(result)
             self.info = self.keep(seat.infos) if any(seat.infos.values()) else None
             self.joint.write_obs(seat)
-            self._now_return[slot] = seat.earned
+            self.joint.begin(seat)
         else:
             obs, info = unpack_result(result, 2, "reset")
             info = checked_info(info)

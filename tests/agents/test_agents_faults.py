@@ -154,13 +154,14 @@ def test_an_aec_fault_cuts_off_those_who_wait_too() -> None:
     def build() -> Any:
         return parallel_to_aec(Fragile(3, **STEADY))
 
-    with ef.make(build, 1, backend="serial", on_fault="restart") as fleet:
+    with ef.make(build, 1, backend="serial", on_fault="restart", with_state=True) as fleet:
         fleet.reset(seed=0)
         rows = [fleet.step([[1, 1, 1]]) for _ in range(9)]
     assert [row.status[0] for row in rows] == [READY] * 8 + [FAULT]
     last = rows[-1]
     assert last.truncated.all() and last.ended.all() and not last.scored.any()
     assert (last.final_obs[0, :, 0] == 2.0).all() and last.active.sum() == 1
+    assert last.final_state.tolist() == [[2.0, 3.0]] and last.state[0, 0] == 0.0
 
 
 def test_a_killed_worker_is_replaced() -> None:
@@ -330,7 +331,33 @@ def test_interleavings_do_not_change_what_a_slot_does(
         assert rows == together[slot][: len(rows)]
 
 
-def test_views_of_draw_and_joint_fit_mixed_groups() -> None:
+class Told(Crowd):
+    """Says in its infos what is legal."""
+
+    def _told(self, infos: Any) -> Any:
+        return {a: {**info, "action_mask": np.arange(5) <= int(a[-1])} for a, info in infos.items()}
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        return obs, self._told(infos)
+
+    def step(self, actions: Any) -> Any:
+        *rest, infos = super().step(actions)
+        return *rest, self._told(infos)
+
+
+def test_declared_columns_come_from_the_agents_infos() -> None:
+    with ef.make(Told, 3, backend="serial", columns={"action_mask": spaces.MultiBinary(5)}) as fleet:
+        batch = fleet.reset(seed=0)
+        for _ in range(20):
+            counts = batch.action_mask.sum(axis=2)
+            assert batch.action_mask.shape == (3, 4, 5)
+            assert not counts[~batch.active].any()
+            assert (counts[batch.active] == np.tile(np.arange(1, 5), (3, 1))[batch.active]).all()
+            batch = fleet.step(np.zeros((3, 4), int))
+
+
+def test_masks_and_state_fit_mixed_groups() -> None:
     with ef.make(functools.partial(Crowd, mixed=True), 3, backend="serial", with_state=True) as fleet:
         batch = fleet.reset(seed=2)
         rngs = [np.random.default_rng(slot) for slot in range(3)]

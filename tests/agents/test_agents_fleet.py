@@ -138,12 +138,11 @@ def test_an_aec_env_makes_the_transitions_of_its_own_loop() -> None:
 
 def play(fleet: Any, num_games: int, seed: int) -> int:
     """Play two-player zero-sum games with random legal moves; every game's end is checked. Gives the number played."""
-    rngs = [np.random.default_rng([seed, slot]) for slot in range(fleet.num_envs)]
-    batch, games = fleet.reset(seed=seed), 0
+    rng, batch, games = np.random.default_rng(seed), fleet.reset(seed=seed), 0
     while games < num_games:
         assert (batch.active.sum(axis=1) == 1).all()
         assert (batch.action_mask.any(axis=2) == batch.active).all()  # the one to move has a move; nobody else has
-        batch = fleet.step(draw(fleet, batch, rngs))
+        batch = fleet.step((rng.random(batch.action_mask.shape) * batch.action_mask).argmax(axis=2))
         for row in np.flatnonzero(batch.ended):
             games += 1
             assert batch.scored[row].all() and batch.terminated[row].all()

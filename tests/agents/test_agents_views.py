@@ -152,7 +152,7 @@ def test_agents_as_rows_of_one_batch() -> None:
                 assert (infos["final_obs"] == batch.final_obs.reshape(12, 4)).all()
         rows.close()
     with ef.make(functools.partial(Crowd, mixed=True), 2, backend="serial") as fleet:
-        with pytest.raises(ef.BadArgument, match="walker_0, walker_2, walker_3: Box.*guard_1: Dict"):
+        with pytest.raises(ef.BadArgument, match=r"walker_0, walker_2, walker_3: Box.*guard_1: Dict"):
             ef.AgentsAsBatch(fleet)
     with ef.make("CartPole-v1", 2, backend="serial") as fleet:
         with pytest.raises(ef.BadArgument, match="one agent"):

@@ -27,16 +27,21 @@ def parse_autoreset_mode(mode: Any) -> AutoresetMode:
     raise BadArgument(f"autoreset_mode={mode!r}: choose one of {', '.join(repr(m.value) for m in AutoresetMode)}")
 
 
+def refuse_agents(fleet: Fleet) -> None:
+    """A view with one agent per env refuses a fleet of many agents, and closes it."""
+    if fleet.agents:
+        fleet.close()
+        raise BadArgument(
+            "these environments have many agents, for which this view has no place: use "
+            "envfleet.AsyncPettingZooVecEnv, or envfleet.AgentsAsBatch(envfleet.make(…))"
+        )
+
+
 class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     """The vector environment that `make_vec` returns; `fleet` is the fleet below it."""
 
     def __init__(self, fleet: Fleet, mode: AutoresetMode, copy: bool = True) -> None:
-        if fleet.agents:
-            fleet.close()
-            raise BadArgument(
-                "these environments have many agents, which a Gymnasium vector env has no place for: use "
-                "envfleet.AsyncPettingZooVecEnv, or envfleet.AgentsAsBatch(envfleet.make(…))"
-            )
+        refuse_agents(fleet)
         self.fleet = fleet
         self.num_envs = fleet.num_envs
         self.copy = copy

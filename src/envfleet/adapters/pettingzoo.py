@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from envfleet.results import checked_info, number_of, unpack_result
 from envfleet.seat import Seat
 
@@ -73,7 +71,7 @@ class ParallelSeat(Seat):
 
     def actions(self, each: list[Any]) -> dict[Any, Any]:
         """The argument of `step` from one action per agent: those of active agents."""
-        return {agent: each[i] for i, agent in enumerate(self.agents) if self.active[i]}
+        return {agent: action for agent, action, active in zip(self.agents, each, self.active) if active}
 
     def begin(self, result: Any) -> None:
         """Read what `reset` returned."""
@@ -84,7 +82,7 @@ class ParallelSeat(Seat):
         for i, agent in enumerate(self.agents):
             if agent in obs:
                 self._show(i, obs[agent])
-        if not self.active.any():
+        if True not in self.active:
             raise RuntimeError("reset() returned no agent's observation, so nobody can act")
         self.over = False
         if self._with_state:
@@ -93,12 +91,7 @@ class ParallelSeat(Seat):
     def take(self, result: Any) -> None:
         """Read what `step` returned."""
         obs, rewards, terminated, truncated, infos = unpack_result(result, 5, "step")
-        for name, value in (
-            ("obs", obs),
-            ("rewards", rewards),
-            ("terminations", terminated),
-            ("truncations", truncated),
-        ):
+        for name, value in zip(("obs", "rewards", "terminations", "truncations"), result):
             if not isinstance(value, Mapping):
                 raise TypeError(f"step() returned {name} as {type(value).__name__}, not as a dict by agent")
         self.infos = checked_info(infos)
@@ -165,7 +158,7 @@ class AecSeat(Seat):
 
     def actions(self, each: list[Any]) -> Any:
         """The argument of `step`: the action of the active agent."""
-        return each[int(self.active.argmax())]
+        return each[self.active.index(True)]
 
     def begin(self, told: list[tuple[Any, Any]]) -> None:
         """Read what the first agent sees."""
@@ -178,20 +171,21 @@ class AecSeat(Seat):
     def take(self, told: list[tuple[Any, Any]]) -> None:
         """Read what agents were told after a step."""
         self._open_row()
-        acted = int(self.active.argmax())
+        acted = self.active.index(True)
         self._remember(acted)
         self._hide(acted)
         self.pending[acted] = True
         self._hear(told)
         if self.over:
-            for i in np.flatnonzero(self.pending).tolist():
-                self._vanished(i)
+            for i, waits in enumerate(self.pending):
+                if waits:
+                    self._vanished(i)
 
     def _hear(self, told: list[tuple[Any, Any]]) -> None:
         self.infos = {}
         self.over = True
         for agent, last in told:
-            obs, reward, terminated, truncated, info = unpack_result(last, 5, "step")
+            obs, reward, terminated, truncated, info = last if len(last) == 5 else unpack_result(last, 5, "step")
             i = self._place_of(agent)
             self.infos[agent] = checked_info(info)
             self._owed[i] = number_of(reward)

@@ -9,6 +9,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from envfleet.adapters.gymnasium import refuse_agents
 from envfleet.batch import Batch
 from envfleet.fleet import Fleet
 from envfleet.layout import gather
@@ -19,6 +20,7 @@ class _View:
     """What the views share: a fleet, its spaces, close, and the context manager."""
 
     def __init__(self, fleet: Fleet) -> None:
+        refuse_agents(fleet)
         self.fleet = fleet
         self.num_envs = self.n_envs = fleet.num_envs
         self.single_observation_space = fleet.single_observation_space

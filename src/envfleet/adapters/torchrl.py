@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from envfleet.adapters.gymnasium import refuse_agents
 from envfleet.errors import BackendMissing, BadArgument
 from envfleet.fleet import Fleet
 from envfleet.making import make
@@ -37,6 +38,7 @@ class FleetEnv(EnvBase):  # type: ignore[misc]
 
     def __init__(self, env: Any, num_envs: int | None = None, *, device: str = "cpu", **options: Any) -> None:
         fleet = env if isinstance(env, Fleet) else make(env, num_envs, on_end="wait", **options)
+        refuse_agents(fleet)
         if fleet.on_end != "wait":
             raise BadArgument(
                 'FleetEnv needs a fleet made with on_end="wait": TorchRL resets ended environments itself'

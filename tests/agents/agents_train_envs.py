@@ -176,3 +176,13 @@ class OddBox(Odd):
 
     def action_space(self, agent):
         return spaces.Discrete(2) if agent == "clock_0" else spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Breaks(Clock):
+    """Every instance fails in the third step of its life, once."""
+
+    def step(self, actions):
+        if self.time == 2 and not getattr(self, "mended", False):
+            self.mended = True
+            raise RuntimeError("broken")
+        return super().step(actions)

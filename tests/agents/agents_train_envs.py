@@ -179,10 +179,12 @@ class OddBox(Odd):
 
 
 class Breaks(Clock):
-    """Every instance fails in the third step of its life, once."""
+    """Fails in the third step of an episode, as often as `left` says (in this process)."""
+
+    left = 0
 
     def step(self, actions):
-        if self.time == 2 and not getattr(self, "mended", False):
-            self.mended = True
+        if self.time == 2 and Breaks.left:
+            Breaks.left -= 1
             raise RuntimeError("broken")
         return super().step(actions)

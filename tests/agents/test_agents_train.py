@@ -182,7 +182,8 @@ def test_births_and_deaths_leave_every_transition_with_what_followed_it():
         assert begins[0] and (begins[1:] == ended[: length - 1, column]).all()
 
 
-def test_transitions_that_a_fault_cut_off_are_not_learned_from():
+def test_transitions_that_a_fault_cut_off_are_not_learned_from(monkeypatch):
+    monkeypatch.setattr(Breaks, "left", 2)
     with PPOTrainer(config(env=Breaks, on_fault="restart", num_envs=2)) as trainer:
         segment = trainer.collector.segment(5)
         part = trainer.team.transitions.cut(segment)["shared"]

@@ -176,3 +176,15 @@ class OddBox(Odd):
 
     def action_space(self, agent):
         return spaces.Discrete(2) if agent == "clock_0" else spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Breaks(Clock):
+    """Fails in the third step of an episode, as often as `left` says (in this process)."""
+
+    left = 0
+
+    def step(self, actions):
+        if self.time == 2 and Breaks.left:
+            Breaks.left -= 1
+            raise RuntimeError("broken")
+        return super().step(actions)

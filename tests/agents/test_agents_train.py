@@ -13,7 +13,7 @@ pytest.importorskip("pettingzoo")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from agents_train_envs import Clock, Crowd, Odd, OddBox, Turns
+from agents_train_envs import Breaks, Clock, Crowd, Odd, OddBox, Turns
 
 import envfleet as ef
 from envfleet.agents.policy_map import assign_policies, read_policies
@@ -180,6 +180,21 @@ def test_births_and_deaths_leave_every_transition_with_what_followed_it():
         length = part.lengths[column]
         begins = part.step[:length, column] == 0
         assert begins[0] and (begins[1:] == ended[: length - 1, column]).all()
+
+
+def test_transitions_that_a_fault_cut_off_are_not_learned_from(monkeypatch):
+    monkeypatch.setattr(Breaks, "left", 2)
+    with PPOTrainer(config(env=Breaks, on_fault="restart", num_envs=2)) as trainer:
+        segment = trainer.collector.segment(5)
+        part = trainer.team.transitions.cut(segment)["shared"]
+        broken = np.argwhere(~segment.scored).tolist()
+        assert broken == [[2, 0], [2, 1]] and part.num_scored == 16
+        for t, b in broken:
+            for column in (2 * b, 2 * b + 1):
+                assert not part.scored[t, column] and part.truncated[t, column]
+                assert part.step[t + 1, column] == 0, "the next life begins"
+        trainer.train_episode_vectorized()
+        assert torch.isfinite(weights(trainer)).all()
 
 
 def test_an_agent_that_vanishes_unscored_is_dropped_and_counted():

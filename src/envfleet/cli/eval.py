@@ -40,6 +40,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Evaluate; return the exit code."""
     from envfleet.train.agent import load_agent
+    from envfleet.train.tables import TeamEvaluation
 
     try:
         if args.episodes < 1:
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"return {evaluation.mean_return:.2f} {spread}, length {evaluation.mean_length:.1f}")
     for name, mean in getattr(evaluation, "mean_agent_returns", {}).items():
         print(f"return/{name} {mean:.2f}")
-    if args.opponent:
+    if isinstance(evaluation, TeamEvaluation) and args.opponent:
         print(f"against {args.opponent}: {evaluation.wins} won, {evaluation.draws} drawn, {evaluation.losses} lost")
     if video:
         print(f"video: {video}")

@@ -96,7 +96,7 @@ class PPOTrainer:
             env_kwargs=config.env_kwargs or None if isinstance(env, str) else None,
             on_fault=config.on_fault,
             columns=config.columns or None,
-            **({"with_state": True} if config.centralised_critic else {}),
+            with_state=config.centralised_critic,
         )
 
     def _build(self) -> None:
@@ -360,8 +360,10 @@ class PPOTrainer:
         if self._closed:
             return
         self._closed = True
-        for evaluator in (*self._evaluators, *([self._tables] if self._tables else [])):
+        for evaluator in self._evaluators:
             evaluator.close()
+        if self._tables is not None:
+            self._tables.close()
         if self.folder:
             self.folder.close()
         if hasattr(self, "fleet"):

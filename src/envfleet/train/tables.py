@@ -74,9 +74,13 @@ class TeamEvaluator:
 
         self.config, self.seed = config, config.seed if seed is None else seed
         kwargs = {**config.env_kwargs, **({"render_mode": "rgb_array"} if render else {})}
-        more = {"with_state": True} if config.centralised_critic else {}
         self._fleet = ef.make(
-            Build(env, kwargs), 1, backend="serial", columns=config.columns or None, on_end="wait", **more
+            Build(env, kwargs),
+            1,
+            backend="serial",
+            columns=config.columns or None,
+            on_end="wait",
+            with_state=config.centralised_critic,
         )
         fleet = self._fleet
         self.agents = tuple(fleet.agents)
@@ -187,18 +191,18 @@ class TeamEvaluator:
     def _summary(self, returns: NDArray[np.float64], lengths: list[int], ours: NDArray[np.bool_]) -> TeamEvaluation:
         mine = np.where(ours, returns, 0.0).sum(axis=1) / np.maximum(ours.sum(axis=1), 1)
         plain = Evaluation.of(mine.tolist(), lengths)
-        counts = {}
+        ahead = np.zeros(0)
         if not ours.all():
             theirs = np.where(ours, 0.0, returns).sum(axis=1) / np.maximum((~ours).sum(axis=1), 1)
             both = ours.any(axis=1) & ~ours.all(axis=1)
             ahead = np.sign(mine - theirs)[both]
-            counts = {
-                "wins": int((ahead > 0).sum()),
-                "draws": int((ahead == 0).sum()),
-                "losses": int((ahead < 0).sum()),
-            }
-        by_agent = {agent: returns[:, i].tolist() for i, agent in enumerate(self.agents)}
-        return TeamEvaluation(**plain.to_dict(), agent_returns=by_agent, **counts)
+        return TeamEvaluation(
+            **plain.to_dict(),
+            agent_returns={agent: returns[:, i].tolist() for i, agent in enumerate(self.agents)},
+            wins=int((ahead > 0).sum()),
+            draws=int((ahead == 0).sum()),
+            losses=int((ahead < 0).sum()),
+        )
 
     @property
     def metadata(self) -> dict[str, Any]:

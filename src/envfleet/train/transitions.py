@@ -130,7 +130,9 @@ class Transitions:
         now["step"] = segment.agent_step[:, :, seats.indices]
         now["episode"] = np.broadcast_to(segment.episode[..., None], shape)
         now["version"] = np.broadcast_to(segment.policy_version[..., None], shape)
-        room = tree_map(lambda leaf: np.zeros((steps + 1, len(lengths), *leaf.shape[3:]), leaf.dtype), now)
+        room: dict[str, Tree] = tree_map(
+            lambda leaf: np.zeros((steps + 1, len(lengths), *leaf.shape[3:]), leaf.dtype), now
+        )
         for _, leaf in tree_leaves(room["step"]):
             leaf[...] = -1
         before = self.held_mask[:, seats.indices].reshape(-1)

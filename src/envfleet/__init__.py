@@ -28,7 +28,6 @@ _WHERE = {
     "AgentGroup": "groups",
     "AgentsAsBatch": "adapters.agents",
     "AsyncPettingZooVecEnv": "adapters.agents",
-    "FlattenMultiAgentWrapper": "adapters.flatten",
     "episode_seed": "seeding",
     "PPOConfig": "train",
     "PPOTrainer": "train",

@@ -95,7 +95,9 @@ class SharedMap:
         """All of it."""
         return self.slab_bytes + self.exchange_bytes + self.arena_bytes * self.num_slots
 
-    def open(self, compiled: Any, segment: Segment, me: int, is_parent: bool = False) -> tuple[Any, np.ndarray[Any, Any]]:
+    def open(
+        self, compiled: Any, segment: Segment, me: int, is_parent: bool = False
+    ) -> tuple[Any, np.ndarray[Any, Any]]:
         """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot."""
         memory = memoryview(segment.map).cast("B")[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
         # A parent that only waits must not spin on a core that a worker needs. Waking it is cheap there: no core is idle.

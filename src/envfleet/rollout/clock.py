@@ -142,7 +142,7 @@ class Clock:
 
     def start(self) -> None:
         """What environments do from now on counts."""
-        self._began_ns = self._busy_ns.copy() if self.on else None
+        self._began_ns = self._busy_ns.copy()
 
     def pause(self) -> None:
         """What they do from now on is not for this collector."""

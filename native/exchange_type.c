@@ -51,9 +51,9 @@ static PyObject *exchange_submit(Exchange *self, PyObject *args) {
 
 // The parent's own share, then the others' work, until `need` are done or the time is over. -1 with an exception.
 static int wait_for(Exchange *self, uint32_t need, double timeout_s, PyObject *runner) {
+    int64_t now = 0;
     if (runner != Py_None && self->me >= 0) {
         Worker *mine = &self->workers[self->me];
-        int64_t now = 0;
         while (self->request_head[self->me] != mine->request_tail && available(self) < need) {
             uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
             int side = runner_advance((Runner *)runner, slot, &now);

@@ -34,7 +34,7 @@ typedef struct {
     Py_ssize_t stride;
     struct {
         Py_ssize_t reward, ep_return, episode, step, length, task, seed, started, now_seed, now_task, now_length,
-            now_return, next_seed, next_task, terminated, truncated, active, scored, pending, over, waiting, status, command;
+            now_return, next_seed, next_task, step_ns, busy_ns, terminated, truncated, active, scored, pending, over, waiting, status, command;
     } at;
     char *obs, *final_obs;       // NULL: observations are written by Python
     Py_ssize_t obs_bytes;
@@ -56,8 +56,9 @@ typedef struct {
 extern PyTypeObject RunnerType;
 int runner_setup_numpy(void);
 // One advance of a slot. Returns SIDE_…, or -1 with an exception that must not be caught (KeyboardInterrupt).
-int runner_advance(Runner *runner, Py_ssize_t slot);
-void runner_idle(Runner *runner);
+// `*now`: the time if the caller knows it, else 0; likewise on return. So a row of advances reads the clock once each.
+int runner_advance(Runner *runner, Py_ssize_t slot, int64_t *now);
+void runner_idle(Runner *runner, int64_t now);
 // A plain info as bytes: how many, or -1 when it is for pickle.
 Py_ssize_t info_encode(PyObject *info, char *out, Py_ssize_t room_bytes);
 int is_bool(PyObject *value, int *out);

@@ -25,8 +25,9 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
         take_place(self);
         while (self->request_head[self->me] != tail) {
             uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
-            int side = runner_advance(runner, slot);
-            runner_idle(runner);
+            int64_t now = 0; // not the end of the slot before: telling the parent is not this env's work
+            int side = runner_advance(runner, slot, &now);
+            runner_idle(runner, now);
             if (side < 0) return NULL;
             if (side == SIDE_PYTHON) {
                 PyObject *done = PyObject_CallFunction(on_side, "I", slot);
@@ -51,12 +52,13 @@ static PyObject *exchange_submit(Exchange *self, PyObject *args) {
 
 // The parent's own share, then the others' work, until `need` are done or the time is over. -1 with an exception.
 static int wait_for(Exchange *self, uint32_t need, double timeout_s, PyObject *runner) {
+    int64_t now = 0;
     if (runner != Py_None && self->me >= 0) {
         Worker *mine = &self->workers[self->me];
         take_place(self);
         while (self->request_head[self->me] != mine->request_tail && available(self) < need) {
             uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
-            int side = runner_advance((Runner *)runner, slot);
+            int side = runner_advance((Runner *)runner, slot, &now);
             self->request_head[self->me]++;
             // Interrupted in the env: the life has noted it, the slot comes back as failed, the interrupt goes on.
             publish(self, self->me, slot, side < 0 ? SIDE_PYTHON : side);

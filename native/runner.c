@@ -32,15 +32,15 @@ int runner_setup_numpy(void) {
     return seed_options && empty_tuple && str_final_obs ? 0 : -1;
 }
 
-static void pulse(Runner *runner, Py_ssize_t slot, int phase) {
+static void pulse(Runner *runner, Py_ssize_t slot, int phase, int64_t now) {
     if (runner->pulse) {
-        runner->pulse[2] = now_ns();
+        runner->pulse[2] = now ? now : now_ns();
         runner->pulse[1] = phase;
         runner->pulse[0] = slot;
     }
 }
 
-void runner_idle(Runner *runner) { pulse(runner, -1, PHASE_IDLE); }
+void runner_idle(Runner *runner, int64_t now) { pulse(runner, -1, PHASE_IDLE, now); }
 
 // An action as the env gets it: a NumPy scalar, or an array of its own (envs keep what they are given).
 static PyObject *make_action(Runner *runner, Py_ssize_t slot) {
@@ -182,7 +182,7 @@ static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
         Py_DECREF(done);
         return 0;
     }
-    pulse(runner, slot, PHASE_RESET);
+    pulse(runner, slot, PHASE_RESET, 0);
     PyObject *none[3] = {NULL, Py_None, Py_None}, *called = Py_NewRef(s->reset);
     PyObject *result = s->explicit_reset ? PyObject_Vectorcall(called, none + 1, PY_VECTORCALL_ARGUMENTS_OFFSET, seed_options)
                                          : PyObject_CallNoArgs(called);
@@ -239,17 +239,9 @@ static int irregular(Runner *runner, Py_ssize_t slot, PyObject *result) {
     return side;
 }
 
-int runner_advance(Runner *runner, Py_ssize_t slot) {
+// One step of an armed slot, begun at `now`.
+static int advance_armed(Runner *runner, Py_ssize_t slot, int64_t now) {
     Slot *s = &runner->slots[slot];
-    if (runner->arena) memset(runner->arena + slot * runner->arena_bytes, 0, 8);
-    if (!s->step || FIELD(runner, slot, uint8_t, command) != COMMAND_STEP || FIELD(runner, slot, char, waiting)) {
-        PyObject *number = PyLong_FromSsize_t(slot), *sided = number ? PyObject_CallOneArg(runner->slow, number) : NULL;
-        Py_XDECREF(number);
-        if (!sided) return -1;
-        s->has_info = sided == Py_True;
-        Py_DECREF(sided);
-        return s->has_info ? SIDE_PYTHON : SIDE_NONE;
-    }
     if (s->has_info) {
         PyObject_SetAttr(s->life, str_info, Py_None);
         PyObject_SetAttr(s->life, str_final_info, Py_None);
@@ -257,7 +249,7 @@ int runner_advance(Runner *runner, Py_ssize_t slot) {
     }
     PyObject *action = make_action(runner, slot);
     if (!action) return failed(runner, slot, str_step);
-    pulse(runner, slot, PHASE_STEP);
+    pulse(runner, slot, PHASE_STEP, now);
     PyObject *called = Py_NewRef(s->step), *result = PyObject_CallOneArg(called, action);
     Py_DECREF(action);
     int gone = s->step != called; // disarmed meanwhile: a thread's stuck call was abandoned, the row is not ours any more
@@ -321,4 +313,26 @@ int runner_advance(Runner *runner, Py_ssize_t slot) {
     FIELD(runner, slot, uint8_t, status) = 0;
     // Mixed sides (one info in the arena, one with Python) are told as Python's; the arena is looked at in any case.
     return side & SIDE_PYTHON ? SIDE_PYTHON : side;
+}
+
+int runner_advance(Runner *runner, Py_ssize_t slot, int64_t *now) {
+    Slot *s = &runner->slots[slot];
+    if (runner->arena) memset(runner->arena + slot * runner->arena_bytes, 0, 8);
+    if (!s->step || FIELD(runner, slot, uint8_t, command) != COMMAND_STEP || FIELD(runner, slot, char, waiting)) {
+        PyObject *number = PyLong_FromSsize_t(slot), *sided = number ? PyObject_CallOneArg(runner->slow, number) : NULL;
+        Py_XDECREF(number);
+        *now = 0;
+        if (!sided) return -1;
+        s->has_info = sided == Py_True;
+        Py_DECREF(sided);
+        return s->has_info ? SIDE_PYTHON : SIDE_NONE;
+    }
+    int64_t begin = *now ? *now : now_ns(), busy = FIELD(runner, slot, int64_t, busy_ns);
+    int side = advance_armed(runner, slot, begin);
+    *now = now_ns();
+    if (side >= 0 && !(side & SIDE_GONE)) { // also where the Python life took over and has counted its part
+        FIELD(runner, slot, int64_t, step_ns) = *now - begin;
+        FIELD(runner, slot, int64_t, busy_ns) = busy + *now - begin;
+    }
+    return side;
 }

@@ -19,8 +19,8 @@ static int read_offsets(Runner *self, PyObject *offsets) {
     static const struct { const char *name; size_t at; } fields[] = {
 #define F(name) {#name, offsetof(Runner, at.name)}
         F(reward), F(ep_return), F(episode), F(step), F(length), F(task), F(seed), F(started), F(now_seed), F(now_task),
-        F(now_length), F(now_return), F(next_seed), F(next_task), F(terminated), F(truncated), F(active), F(scored),
-        F(pending), F(over), F(waiting), F(status), F(command),
+        F(now_length), F(now_return), F(next_seed), F(next_task), F(step_ns), F(busy_ns), F(terminated), F(truncated),
+        F(active), F(scored), F(pending), F(over), F(waiting), F(status), F(command),
 #undef F
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -151,10 +151,11 @@ static PyObject *runner_disarm(Runner *self, PyObject *number) {
 static PyObject *runner_one(Runner *self, PyObject *number) {
     Py_ssize_t slot = PyLong_AsSsize_t(number);
     if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
-    int side = runner_advance(self, slot);
+    int64_t now = 0;
+    int side = runner_advance(self, slot, &now);
     if (side < 0) return NULL;
     if (side == SIDE_GONE) Py_RETURN_NONE;
-    runner_idle(self);
+    runner_idle(self, now);
     return PyBool_FromLong(side != SIDE_NONE);
 }
 
@@ -164,8 +165,9 @@ static PyObject *runner_run(Runner *self, PyObject *slots) {
     PyObject *sided = NULL;
     if (PyObject_GetBuffer(slots, &view, PyBUF_SIMPLE) < 0) return NULL;
     const int64_t *numbers = view.buf;
+    int64_t now = 0;
     for (Py_ssize_t i = 0; i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) {
-        int side = checked(self, numbers[i]) < 0 ? -1 : runner_advance(self, numbers[i]);
+        int side = checked(self, numbers[i]) < 0 ? -1 : runner_advance(self, numbers[i], &now);
         if (side < 0) goto stop;
         if (side != SIDE_NONE) {
             if (!sided && !(sided = PyList_New(0))) goto stop;
@@ -175,12 +177,12 @@ static PyObject *runner_run(Runner *self, PyObject *slots) {
             if (bad) goto stop;
         }
     }
-    runner_idle(self);
+    runner_idle(self, now);
     PyBuffer_Release(&view);
     if (sided) return sided;
     Py_RETURN_NONE;
 stop:
-    runner_idle(self);
+    runner_idle(self, 0);
     PyBuffer_Release(&view);
     Py_XDECREF(sided);
     return NULL;

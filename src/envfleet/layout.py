@@ -162,6 +162,7 @@ class Layout:
         is none; `next_seed` (-1: none) and `next_task` wait for the next reset. These are the life's whole state, kept
         here so that the compiled life and its Python twin can take turns. All else describes the transition in the row.
         `pending` (acted, and its transition is still open) and `over` are written for envs of many agents only.
+        `step_ns`, how long the env worked for this row, and `busy_ns`, for all rows so far, are measurements, not data.
         """
         agents = (self.num_agents,)
         return np.dtype(
@@ -180,6 +181,8 @@ class Layout:
                 ("now_return", "f8", agents),
                 ("next_seed", "i8"),
                 ("next_task", "i8"),
+                ("step_ns", "i8"),
+                ("busy_ns", "i8"),
                 ("terminated", "?", agents),
                 ("truncated", "?", agents),
                 ("active", "?", agents),

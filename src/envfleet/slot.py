@@ -9,6 +9,7 @@ So there is one autoreset, not one per backend.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -87,6 +88,7 @@ class SlotLife:
         self._now_length, self._now_return, self._waiting = head["now_length"], head["now_return"], head["waiting"]
         self._next_seed, self._next_task = head["next_seed"], head["next_task"]
         self._status, self._command = head["status"], head["command"]
+        self._step_ns, self._busy_ns = head["step_ns"], head["busy_ns"]
         self._obs_leaves, self._action_leaves = slab.obs_leaves, slab.action_leaves
         self._obs, self._final_obs = slab.leaf_arrays("obs"), slab.leaf_arrays("final_obs")
         self._actions = slab.leaf_arrays("action")
@@ -144,7 +146,7 @@ class SlotLife:
             self._waiting[slot] = True
         if not ((terminated or truncated) and self.on_end == "reset"):
             self._now_length[slot], self._now_return[slot, 0] = step + 1, ep_return
-        self._write_head(episode, step, reward, ep_return, terminated, truncated, task, seed)
+        self._write_head(episode, step, reward, ep_return, (terminated, truncated), task, seed)
         self._scored[slot, 0] = True
 
     def _take_joint_step(self, result: Any, row: JointRow) -> Calls:
@@ -169,25 +171,16 @@ class SlotLife:
         self.info = yield from self._reset_env()
         slot = self.slot
         task, seed = self._now_task[slot], self._now_seed[slot]
-        self._write_head(self._started[slot] - 1, -1, 0.0, 0.0, False, False, task, seed)
-        self._scored[slot] = False
-        self._over[slot] = False
+        self._write_head(self._started[slot] - 1, -1, 0.0, 0.0, (False, False), task, seed)
+        self._scored[slot] = self._over[slot] = False
 
     def _write_head(
-        self,
-        episode: int,
-        step: int,
-        reward: float,
-        ep_return: float,
-        terminated: bool,
-        truncated: bool,
-        task: int,
-        seed: int,
+        self, episode: int, step: int, reward: float, ep_return: float, ends: tuple[bool, bool], task: int, seed: int
     ) -> None:
         slot = self.slot
         self._episode[slot], self._step[slot], self._length[slot] = episode, step, step + 1
         self._reward[slot], self._ep_return[slot] = reward, ep_return
-        self._terminated[slot], self._truncated[slot] = terminated, truncated
+        self._terminated[slot], self._truncated[slot] = ends
         self._task[slot], self._seed[slot] = task, seed
 
     def _reset_env(self) -> Generator[Call, Any, Any]:
@@ -234,6 +227,12 @@ class SlotLife:
         self._waiting[slot] = False
         return self.info
 
+    def worked_since(self, begin_ns: int) -> None:
+        """Write how long this advance took: every driver's last word."""
+        if self.slab is not None and not self.abandoned:
+            self._step_ns[self.slot] = spent_ns = time.monotonic_ns() - begin_ns
+            self._busy_ns[self.slot] += spent_ns
+
     def fail(self, error: BaseException) -> None:
         """Turn an exception of the last call into a FAULT row; the supervisor decides what happens next."""
         self.failure = Failure.of(error, self.phase)
@@ -253,14 +252,11 @@ class SlotLife:
         self.info = self.final_info = self.failure = None
         if self.joint is not None:
             self.joint.read_obs(self.env)  # the compiled life has been writing them
-        if drive(self, self._finish(result), _unwatched, phase="step"):
+        if drive(self, self.take_step(result), _unwatched, phase="step"):
             self._status[self.slot] = READY
         else:
             self.release()
         return self.has_side
-
-    def _finish(self, result: Any) -> Calls:
-        yield from self.take_step(result)
 
     def reset_now(self) -> bool:
         """The reset at an end that has a seed or a task; whether it left an info. Errors travel to the caller."""
@@ -368,6 +364,7 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
     """
     life.phase = phase
     result: Any = None
+    begin_ns = time.monotonic_ns()
     try:
         while True:
             # Around the generator only: a StopIteration of the env (its data ran out) is a failure like any other.
@@ -387,6 +384,7 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
         life.fail(error)
         return False
     finally:
+        life.worked_since(begin_ns)
         life.phase = "idle"
         enter(-1, "idle")
 

@@ -9,6 +9,7 @@ import envfleet as ef
 from envfleet.envs.probe import Counting, Mixed, Tasked, Waiting
 from envfleet.errors import BadArgument, FaultError
 from envfleet.rollout import AgentFailed, Collector, LatencyHistogram, Stats, Verdict
+from envfleet.rollout.clock import Clock
 
 
 def arrays_of(segment):
@@ -156,13 +157,70 @@ def test_the_verdict_names_the_policy():
     assert Verdict({**parts, "slowest": 0.0, "transfer": 2.0}, []).sentence.startswith("overhead-bound")
 
 
-def test_no_thread_stays_when_nothing_is_collected():
+def test_timing_starts_no_thread():
     with ef.make(Counting, num_envs=2, backend="thread") as fleet:
         collector = Collector(fleet, random_actions=True)
+        before = threading.enumerate()
         stream = collector.episodes(100)
         next(stream)
+        assert threading.enumerate() == before
         stream.close()
-        assert not any(thread.name == "envfleet-clock" for thread in threading.enumerate())
+
+
+def looked(mode: str, step_ms: list[float], waited_ms: float, workers: int = 2, backend: str = "thread") -> Verdict:
+    """The verdict of a clock that saw one batch: how long each slot worked, how long the collector waited."""
+    with ef.make(Counting, num_envs=len(step_ms), backend=backend, num_workers=workers) as fleet:
+        batch = fleet.reset(seed=0)
+        clock = Clock(fleet, mode=mode)
+        clock.start()
+        clock.steps += 1
+        clock.wait_s = waited_ms / 1e3
+        batch._field("step_ns")[:] = 1e6 * np.array(step_ms)
+        fleet.slab.busy_ns[:] += (1e6 * np.array(step_ms)).astype(np.int64)
+        clock.received(batch, clock.wait_s)
+        clock.pause()
+        fleet.slab.busy_ns[:] += 10**9  # somebody else's
+        return clock.verdict()
+
+
+@pytest.mark.parametrize(
+    "mode, step_ms, waited_ms, wanted",
+    [
+        ("sync", [1, 1, 2, 2], 5, {"env": 3, "slowest": 1, "transfer": 1}),  # workers: 2 and 4 ms
+        ("sync", [1, 1, 2, 2], 2, {"env": 1.5, "slowest": 0.5, "transfer": 0}),  # half of it before the wait
+        ("sync", [2, 2, 2, 2], 4, {"env": 4, "slowest": 0, "transfer": 0}),
+        ("async", [1, 1, 2, 2], 5, {"env": 3, "slowest": 1, "transfer": 1}),
+        ("async", [6, 6, 6, 6], 4, {"env": 4, "slowest": 0, "transfer": 0}),  # work went on while nobody waited
+    ],
+)
+def test_what_the_waiting_was_for(mode, step_ms, waited_ms, wanted):
+    verdict = looked(mode, step_ms, waited_ms)
+    assert {name: 1e3 * verdict.seconds[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
+    assert [1e3 * slot.busy_s for slot in verdict.slots] == pytest.approx(step_ms, abs=1e-6)
+    assert [1e3 * slot.p99_s for slot in verdict.slots] == pytest.approx(step_ms, rel=0.03)
+
+
+def test_slots_of_one_pool_share_its_threads():
+    assert looked("sync", [2] * 8, 10, backend="aio").seconds == pytest.approx(
+        {"policy": 0, "env": 0.008, "slowest": 0, "transfer": 0.002}
+    )
+
+
+def test_without_timing_the_verdict_has_no_slots():
+    with ef.make(Counting, num_envs=2, backend="serial") as fleet:
+        collector = Collector(fleet, random_actions=True, timing=False)
+        collector.segment(8)
+        verdict = collector.verdict()
+    assert verdict.slots == [] and verdict.seconds["env"] > 0
+
+
+def test_looks_are_rationed():
+    with ef.make(Counting, num_envs=4, backend="serial") as fleet:
+        collector = Collector(fleet, random_actions=True)
+        collector.segment(2000)
+        clock = collector._clock
+        counted = clock._calls.count()
+    assert clock._looks >= 8 and counted == 4 * clock._looks and clock._looks < 500
 
 
 def test_latency_percentiles_are_right_to_a_bin():

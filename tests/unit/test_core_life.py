@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -12,9 +13,10 @@ import pytest
 import envfleet as ef
 from core_ways import WAYS
 from envfleet.conformance import Start
-from envfleet.envs.probe import Counting
+from envfleet.envs.probe import Counting, Waiting
 from envfleet.errors import EnvFailed, FaultError
 from envfleet.layout import FAULT
+from envfleet.testing import record
 
 EVERY = pytest.mark.parametrize("way", WAYS)
 
@@ -149,3 +151,48 @@ def test_async_envs_run_on_aio_and_are_refused_elsewhere_with_advice() -> None:
         with pytest.raises(EnvFailed, match='run this env with backend="aio"'):
             with starter(way)(AsyncCounting, 1, 1) as fleet:
                 fleet.reset()
+
+
+class Slow(Counting):
+    """2 ms a step, 4 ms a reset; every second reward is not plain, which the compiled life leaves to Python."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        time.sleep(0.004)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.002)
+        obs, reward, *rest = super().step(action)
+        return obs, np.array(reward) if self.count % 2 else reward, *rest
+
+
+@EVERY
+@pytest.mark.parametrize("compiled", ["1", "0"])
+def test_every_row_tells_how_long_its_env_worked(way: str, compiled: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ENVFLEET_NATIVE", compiled)
+    with starter(way)([Slow, Counting], num_workers=2) as fleet:
+        first = fleet.reset(seed=0)._field("step_ns")
+        busy = fleet.slab.busy_ns.copy()
+        assert first[0] >= 4_000_000 and first[1] > 0 and busy.tolist() == first.tolist()
+        ends = 0
+        for _ in range(12):
+            batch = fleet.step([0, 0])
+            took = batch._field("step_ns")
+            ends += int(batch.ended[0])
+            assert took[0] >= 2_000_000 + 4_000_000 * batch.ended[0] and took[1] > 0
+            busy += took
+            assert fleet.slab.busy_ns.tolist() == busy.tolist()
+        assert ends == 2
+
+
+def test_measurements_are_not_data() -> None:
+    """Two fleets that differ in nothing but their speed make the same stream."""
+
+    def digest(env: Any) -> str:
+        with ef.make(env, 2, backend="serial") as fleet:
+            return record(fleet, num_steps=8, seed=1).digest()
+
+    assert digest(lambda: Waiting(step_s=0.0, limit=5)) == digest(lambda: Waiting(step_s=0.001, limit=5))

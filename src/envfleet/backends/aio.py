@@ -92,6 +92,7 @@ class AioBackend(LocalBackend):
         """The asyncio twin of `slot.drive`: the same calls, awaited where they can be."""
         enter = self.pulses[life.slot].enter
         result: Any = None
+        begin_ns = time.monotonic_ns()
         try:
             while not life.abandoned:
                 try:
@@ -114,6 +115,7 @@ class AioBackend(LocalBackend):
             if life.abandoned:
                 raise  # cancelled because it was stuck
         finally:
+            life.worked_since(begin_ns)
             life.phase = "idle"
             enter(-1, "idle")
 

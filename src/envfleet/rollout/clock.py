@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import threading
 import time
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from envfleet.batch import Batch
 from envfleet.rollout.stats import LatencyHistogram
 
-SAMPLE_S = 0.005  # the shortest pause between two looks at the workers
-#: What measuring may cost. A round sent slot by slot takes some milliseconds more. A look takes 0.1 ms, and where every
-#: core is busy some milliseconds, for which the interpreter lock may be kept from the collector. Both are measured
-#: themselves, and done as seldom as this share of the time asks for.
-SHARE = 0.004
-_FREE_LOOKS = 20  # the first come without regard to their cost, so that short collections have a verdict, too
+#: What looking at rows may cost. A look takes some tens of microseconds, measured like everything else here.
+SHARE = 0.003
+_FREE_LOOKS = 8  # the first come without regard to their cost, so that short collections have a verdict, too
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,6 @@ class SlotTime:
     busy_s: float
     mean_s: float
     p99_s: float
-    evidence: int = 1_000_000  # measurements this rests on
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Verdict:
 
         The second condition keeps a slot out that met the operating system's other business more often than its share.
         """
-        timed = [slot for slot in self.slots if slot.steps and slot.evidence >= 5]
+        timed = [slot for slot in self.slots if slot.steps >= 5]
         if not timed or len(self.slots) < 3:
             return None
         slowest = max(timed, key=lambda slot: slot.mean_s)
@@ -123,167 +117,86 @@ class Verdict:
         return table
 
 
-@dataclass
-class _Samples:
-    """What the looks at the workers saw; shared with the sampling thread, which knows nothing else."""
-
-    pulses: Any
-    num_workers: int
-    busy_s: npt.NDArray[np.float64]  # [slot] every look stands for the pause before it
-    evidence: npt.NDArray[np.int64]  # [slot] looks that found a worker in this slot
-    calls: LatencyHistogram  # per slot: how long a call had lasted when last seen
-    looks: int = 0
-    pause_s: float = SAMPLE_S
-    cost_s: float = 0.0  # of a look, of late: from the moment it was due to its end
-    waiting_s: float = 0.0  # of looks while the collector waited for the fleet
-    handing_s: float = 0.0  # of those: no worker was at work, so rows were on their way
-    waiting_busy_s: float = 0.0  # workers at work, summed over the others
-    waiting: bool = False
-    paused: bool = False  # the caller has the word: whatever workers do then is not our waiting
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def look(self, seen: dict[int, tuple[int, float, float]]) -> None:
-        now = time.monotonic()
-        self.looks += 1
-        waiting = self.waiting
-        at_work = 0
-        for worker, pulse in enumerate(self.pulses()):
-            slot, _, since = pulse.read()
-            before = seen.get(worker)
-            if before is not None and (before[0], before[1]) != (slot, since):
-                self.calls.add([before[2]], before[0])  # that call is over: keep how long it was seen to last
-                del seen[worker]
-            if slot >= 0:
-                self.busy_s[slot] += self.pause_s
-                self.evidence[slot] += 1
-                at_work += 1
-                seen[worker] = (slot, since, now - since)
-        if waiting:
-            self.waiting_s += self.pause_s
-            self.handing_s += self.pause_s * (at_work == 0)
-            self.waiting_busy_s += self.pause_s * at_work
-
-    def spent(self, seconds: float) -> None:
-        """A look took so long: sets the pause before the next one."""
-        self.cost_s += (seconds - self.cost_s) / min(self.looks + 1, 20)
-        if self.looks > _FREE_LOOKS:
-            self.pause_s = min(1.0, max(SAMPLE_S, self.cost_s / SHARE))
-
-
-def _sample(samples: _Samples) -> None:
-    seen: dict[int, tuple[int, float, float]] = {}
-    due = time.monotonic() + samples.pause_s
-    while not samples.stop.wait(max(0.0, due - time.monotonic())):
-        if not samples.paused:
-            samples.look(seen)
-        now = time.monotonic()
-        samples.spent(now - due)
-        due = now + samples.pause_s
-
-
 class Clock:
-    """The stopwatch of one collector: adds up its own phases, and looks at the workers now and then.
+    """The stopwatch of one collector: adds up its own phases, and reads in the rows how long environments worked.
 
-    Workers publish which slot they are in and since when. A thread looks there while something is being collected; on
-    the serial backend, which has no workers, some rounds are sent slot by slot and timed. Both happen as often as
-    `SHARE` of the time allows, and no more than every 5 ms or fourth round.
+    The slot life writes that into every row. The sums (`busy_ns`) are read when collecting begins and ends. Single rows
+    (`step_ns`) are looked at in the first batches and then in as many as `SHARE` of the time allows: they tell how
+    steps are spread, and what the waiting was for.
     """
 
     def __init__(self, fleet: Any, on: bool = True, mode: str = "sync") -> None:
         self.on, self.mode = on, mode
         self.policy_s = self.send_s = self.wait_s = self.book_s = 0.0
-        self.rounds = 0
-        self._timing = False  # whether this round's slots are timed one by one
-        self._num_timed = 0  # rounds so far that were
-        self._quickest_s = {False: math.inf, True: math.inf}  # round without and with such timing
-        self._before_s = 0.0
         self.steps = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
-        backend = fleet._backend
-        self.serial = fleet.plan.backend == "serial"
-        self._blind = not self.serial and not backend.pulses  # it steps in the caller's thread, all slots at once
-        self._timed = LatencyHistogram(fleet.num_envs)  # serial only
-        self.samples = _Samples(
-            pulses=lambda: backend.pulses,
-            num_workers=max(1, fleet.plan.num_workers),
-            busy_s=np.zeros(fleet.num_envs),
-            evidence=np.zeros(fleet.num_envs, dtype=np.int64),
-            calls=LatencyHistogram(fleet.num_envs),
-        )
-        self._thread: threading.Thread | None = None
-        weakref.finalize(self, self.samples.stop.set)
+        self.num_workers = max(1, fleet.plan.num_workers)
+        self._serial = fleet.plan.backend == "serial"
+        self._worker_of = fleet._backend.worker_of
+        self._busy_ns = fleet.slab.scalars["busy_ns"]  # [slot] the rows', since the fleet began
+        self._worked_ns = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot] of that: in collections that are over
+        self._began_ns: npt.NDArray[np.int64] | None = None  # [slot] where the running collection began
+        self._calls = LatencyHistogram(fleet.num_envs)  # of rows looked at
+        self._batches = self._looks = self._next_look = 0
+        self._cost_s = 0.0  # of all looks
+        self._seen_s = self._env_s = self._slowest_s = 0.0  # waiting for the batches looked at, and two parts of it
 
     def start(self) -> None:
-        """Begin to look; while nothing is collected nobody looks."""
-        if self.on and not self.serial and not self._blind and self._thread is None:
-            self.samples.stop.clear()
-            self._thread = threading.Thread(target=_sample, args=(self.samples,), name="envfleet-clock", daemon=True)
-            self._thread.start()
+        """What environments do from now on counts."""
+        self._began_ns = self._busy_ns.copy()
 
     def pause(self) -> None:
-        """Stop looking."""
-        if self._thread is not None:
-            self.samples.stop.set()
-            self._thread.join()
-            self._thread = None
+        """What they do from now on is not for this collector."""
+        self._worked_ns, self._began_ns = self._worked(), None
 
-    def begin_round(self) -> bool:
-        """Count a round; True when its slots are to be timed one by one: three early ones, then what `SHARE` allows."""
-        total_s = self.send_s + self.wait_s
-        if self.rounds:
-            quickest = self._quickest_s
-            quickest[self._timing] = min(quickest[self._timing], total_s - self._before_s)
-        self._before_s = total_s
-        self.rounds += 1
-        self._timing = self.on and self.serial and self._is_due(total_s)
-        return self._timing
+    def _worked(self) -> npt.NDArray[np.int64]:
+        return self._worked_ns if self._began_ns is None else self._worked_ns + self._busy_ns - self._began_ns
 
-    def _is_due(self, total_s: float) -> bool:
-        if self.rounds in (2, 4, 8) or self.rounds % 4:
-            return self.rounds in (2, 4, 8)
-        # The quickest rounds of both kinds are compared: in the others the operating system had a hand.
-        extra_s = max(0.0, self._quickest_s[True] - self._quickest_s[False]) * self._num_timed
-        return extra_s <= SHARE * (self.policy_s + total_s + self.book_s)
+    def received(self, batch: Batch, waited_s: float) -> None:
+        """Count a batch, and look at it if it is its turn."""
+        self._batches += 1
+        if self.on and self._batches > self._next_look:
+            begin = time.perf_counter()
+            self._look(batch, waited_s)
+            self._looks += 1
+            self._cost_s += time.perf_counter() - begin
+            if self._looks >= _FREE_LOOKS:
+                a_batch_s = (self.policy_s + self.send_s + self.wait_s + self.book_s) / self._batches
+                self._next_look = self._batches + int(self._cost_s / self._looks / (SHARE * max(a_batch_s, 1e-9)))
 
-    def timed(self, slots: Any, seconds: list[float]) -> None:
-        """Count steps that were timed one by one."""
-        self._num_timed += 1
-        self._timed.add(seconds, slots)
+    def _look(self, batch: Batch, waited_s: float) -> None:
+        """Workers stepped side by side: their mean is the environments' part, up to the last of them the slowest's."""
+        seconds = 1e-9 * batch._field("step_ns")
+        self._calls.add(seconds, batch.slots)
+        workers = np.bincount(self._worker_of[batch.slots], seconds)  # [worker]
+        total_s, present = float(workers.sum()), int(np.count_nonzero(workers))
+        # Slots of one thread pool count as workers of their own, but no more than `num_workers` work at once.
+        mean_s = max(total_s / max(1, present), min(waited_s, total_s / self.num_workers))
+        most_s = max(float(workers.max()), mean_s, 1e-9)
+        at_work_s = min(waited_s, most_s)  # less than `most_s` where they began before we waited
+        self._seen_s += waited_s
+        self._env_s += at_work_s * mean_s / most_s
+        self._slowest_s += at_work_s * (1.0 - mean_s / most_s)
 
     def verdict(self) -> Verdict:
         """What was measured so far."""
-        samples = self.samples
-        if self.serial or self._blind:
-            env, slowest = self.send_s + self.wait_s, 0.0
-            transfer = self.book_s
-        else:
-            looked = max(SAMPLE_S, samples.waiting_s)
-            handing = samples.handing_s / looked
-            working = samples.waiting_busy_s / (looked * samples.num_workers)
-            env, slowest = self.wait_s * working, self.wait_s * max(0.0, 1.0 - handing - working)
-            transfer = self.send_s + self.book_s + self.wait_s * handing
+        busy_s = 1e-9 * self._worked()  # [slot]
+        called_s = self.send_s + self.wait_s
+        env, slowest = called_s, 0.0  # nothing was measured: all of it
+        if self._serial and self._looks:
+            env = min(called_s, float(busy_s.sum()))
+        elif self._looks:
+            at_work = self.wait_s * (self._env_s + self._slowest_s) / max(self._seen_s, 1e-9)
+            env = self.wait_s * self._env_s / max(self._seen_s, 1e-9)
+            if self.mode == "async":  # workers go on with slots that are not in the batch
+                env = min(at_work, float(busy_s.sum()) / self.num_workers)
+            slowest = at_work - env
+        transfer = called_s - env - slowest + self.book_s
         seconds = {"policy": self.policy_s, "env": env, "slowest": slowest, "transfer": transfer}
-        slots = [self._slot(slot) for slot in range(len(self.steps))] if self.on else []
-        return Verdict(seconds, slots, samples.num_workers, self.mode)
+        slots = [self._slot(slot, busy) for slot, busy in enumerate(busy_s.tolist())] if self.on else []
+        return Verdict(seconds, slots, self.num_workers, self.mode)
 
-    def _slot(self, slot: int) -> SlotTime:
+    def _slot(self, slot: int, busy_s: float) -> SlotTime:
         steps = int(self.steps[slot])
-        if self.serial:
-            count = self._timed.count(slot)
-            # Of few samples the middle one: a pause by the operating system must not make a straggler.
-            few = 0 < count < 50
-            mean = self._timed.percentile(50, slot) if few else float(self._timed.total_s[slot]) / max(1, count)
-            worst = self._timed.percentile(99, slot) if count else 0.0
-            return SlotTime(slot, steps, mean * steps, mean, worst, count)
-        busy = float(self.samples.busy_s[slot])
-        calls = self.samples.calls
-        # Calls nobody saw were shorter than the pause between two looks: rank 99 % among all steps, seen or
-        # not.
-        seen = calls.count(slot)
-        unseen = max(0, steps - seen)
-        rank = 0.99 * (unseen + seen) - unseen
-        worst = (
-            calls.percentile(100.0 * rank / seen, slot)
-            if seen and rank > 0
-            else min(self.samples.pause_s, busy / max(1, steps))
-        )
-        return SlotTime(slot, steps, busy, busy / max(1, steps), worst, int(self.samples.evidence[slot]))
+        mean_s = busy_s / max(1, steps)
+        worst_s = self._calls.percentile(99, slot) if self._calls.count(slot) else mean_s
+        return SlotTime(slot, steps, busy_s, mean_s, worst_s)

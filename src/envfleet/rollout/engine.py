@@ -15,7 +15,7 @@ from envfleet.fleet import Fleet
 from envfleet.rollout.asking import Answer, Ask, RandomPolicy, read_answer
 from envfleet.rollout.clock import Clock
 from envfleet.rollout.errors import AgentFailed, RolloutFailed
-from envfleet.rollout.tree import Tree, tree_map, tree_rows
+from envfleet.rollout.tree import Tree, tree_map
 
 Ints = npt.NDArray[np.int64]
 Mode = Literal["sync", "async", "overlap"]
@@ -88,32 +88,19 @@ class Engine:
         clock = self.clock
         begin = time.perf_counter()
         clock.steps[slots] += 1
-        if clock.begin_round():
-            self._send_one_by_one(slots, actions)
-        elif self.mode == "sync" and len(slots) == self.fleet.num_envs:
+        if self.mode == "sync" and len(slots) == self.fleet.num_envs:
             # Nothing happens between sending all and receiving all: the fleet's `step` does both the short way.
             self._to_step = actions
-            self.out[slots] = True
         else:
             self.fleet.send(actions, slots)
-            self.out[slots] = True
+        self.out[slots] = True
         self._groups.append(slots)
         clock.send_s += time.perf_counter() - begin
-
-    def _send_one_by_one(self, slots: Ints, actions: Tree) -> None:
-        took: list[float] = []
-        for row, slot in enumerate(slots.tolist()):
-            begin = time.perf_counter()
-            self.fleet.send(tree_rows(actions, slice(row, row + 1)), [slot])
-            self.out[slot] = True
-            took.append(time.perf_counter() - begin)
-        self.clock.timed(slots, took)
 
     def receive(self) -> Batch:
         """The next rows, in the order the mode says."""
         clock = self.clock
         begin = time.perf_counter()
-        clock.samples.waiting = True
         try:
             if self._to_step is not None:
                 actions, self._to_step = self._to_step, None
@@ -125,26 +112,24 @@ class Engine:
             else:
                 batch = self.fleet.recv(self._groups.popleft())
         finally:
-            clock.samples.waiting = False
-            clock.wait_s += time.perf_counter() - begin
+            waited_s = time.perf_counter() - begin
+            clock.wait_s += waited_s
+        clock.received(batch, waited_s)
         self.out[batch.slots] = False
         return batch
 
     def step(self, actions: Tree) -> Batch:
         """Send all slots and receive all of them, as views; for a caller that handles them together."""
-        clock, fleet = self.clock, self.fleet
+        clock = self.clock
         begin = time.perf_counter()
         clock.steps += 1
-        clock.samples.waiting = True
         try:
-            if not clock.begin_round():
-                return fleet.step(actions, copy=False)
-            self._send_one_by_one(fleet._all, actions)
-            self.out[:] = False
-            return fleet.recv(fleet._all, copy=False)
+            batch = self.fleet.step(actions, copy=False)
         finally:
-            clock.samples.waiting = False
-            clock.wait_s += time.perf_counter() - begin
+            waited_s = time.perf_counter() - begin
+            clock.wait_s += waited_s
+        clock.received(batch, waited_s)
+        return batch
 
     def drain(self) -> None:
         """Take back what is still out, so that the fleet can be used again; what it brings belongs to nobody."""

@@ -113,9 +113,7 @@ class EpisodeRun:
                 continue
             if rollout.error is None:
                 self.ledger.use()  # before the caller sees it: what it holds is used, also if it never comes back
-            self.engine.clock.samples.paused = True  # the caller's time is not ours
             yield rollout
-            self.engine.clock.samples.paused = False
 
     def _ready(self) -> Iterator[Rollout | None]:
         if not self.ordered:

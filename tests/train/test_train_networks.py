@@ -13,7 +13,7 @@ from envfleet.agents import dense, recurrent
 from envfleet.agents.actions import Actions
 from envfleet.agents.dense import DenseStack
 from envfleet.agents.features import Features
-from envfleet.agents.networks import ActorCritic, NetworkConfig, flatten_parameters
+from envfleet.agents.networks import ActorCritic, Encoder, NetworkConfig, flatten_parameters
 from envfleet.agents.policy import NotFinite, Policy
 from envfleet.agents.recurrent import Recurrent, _gru_loop, _lstm_loop
 from envfleet.errors import BadArgument
@@ -183,6 +183,16 @@ def test_every_observation_space_is_read(name, arch):
     batched.seed(0)
     action, _ = policy.choose(batched.sample(), None, np.array([True, True]))
     assert action.shape == (2,)
+
+
+@pytest.mark.parametrize("side", [5, 7, 8, 9, 10, 16, 35, 84])
+def test_the_whole_picture_is_seen(side):
+    """Up to its last row and column, which convolutions with a stride may leave out: there is catch's paddle."""
+    torch.manual_seed(0)
+    encoder = Encoder(Features(spaces.Box(0, 255, (side, side, 1), np.uint8)), (8,), "tanh")
+    pictures = torch.rand(8, 1, side, side, requires_grad=True)
+    encoder({"image0": 255 * pictures}).sum().backward()
+    assert pictures.grad is not None and (pictures.grad != 0).any(dim=0).all()
 
 
 def test_discrete_with_a_start_is_one_hot_from_there():

@@ -243,17 +243,20 @@ def _convolutions(shape: tuple[int, ...], activation: str) -> nn.Sequential:
     """The three layers of the Nature DQN from 36 pixels on; two small ones for smaller pictures."""
     channels, height, width = shape
     if min(height, width) >= 36:
-        plan = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+        plan = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
+    elif min(height, width) >= 8:
+        plan = [(16, 3, 1, 0), (32, 3, 2, 1)]  # unpadded, an even side would lose its last pixels
     else:
-        plan = [(16, 3, 1), (32, 3, 2 if min(height, width) >= 8 else 1)]
+        plan = [(16, 3, 1, 0), (32, 3, 1, 0)]
     layers: list[nn.Module] = []
-    for out, kernel, stride in plan:
-        conv = nn.Conv2d(channels, out, kernel, stride)
+    for out, kernel, stride, padding in plan:
+        conv = nn.Conv2d(channels, out, kernel, stride, padding)
         nn.init.orthogonal_(conv.weight, math.sqrt(2.0))
         assert conv.bias is not None
         nn.init.zeros_(conv.bias)
         layers += [conv, nn.ReLU()]
-        channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        channels = out
+        height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
     if height < 1 or width < 1:
         raise BadArgument(f"pictures of {shape[1]}x{shape[2]} pixels are too small for the convolutions")
     return nn.Sequential(*layers, nn.Flatten(), _linear(channels * height * width, _conv_width(shape)), nn.ReLU())

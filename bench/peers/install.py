@@ -15,7 +15,7 @@ from bench.peers.remote import VENVS
 WANTED = {
     "rllib": ["ray[rllib]==2.60.0", "gymnasium[mujoco]==1.2.2", "torch==2.13.0"],
     "sample_factory": ["sample-factory==2.1.1", "gymnasium[classic-control]==0.29.1", "numpy<2", "torch==2.13.0"],
-    "agilerl": ["agilerl==2.58.0", "mpe2==1.1.1"],
+    "agilerl": ["agilerl==2.58.0", "mpe2==1.1.1", "torch==2.13.0"],
 }
 
 

@@ -129,6 +129,10 @@ class ParallelSeat(Seat):
 class AecSeat(Seat):
     """An AECEnv: one agent acts at a time; what it earns is known at its next turn, or at its end."""
 
+    def __init__(self, env: Any, with_state: bool = False) -> None:
+        super().__init__(env, with_state)
+        self._bare = _below_wrappers(env)
+
     def reset(self, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Reset the env; gives what the first agent sees."""
         self.env.reset(**kwargs)
@@ -141,18 +145,19 @@ class AecSeat(Seat):
 
     def _settle(self) -> list[tuple[Any, Any]]:
         env, told, removed = self.env, [], False
-        while env.agents:
-            agent = env.agent_selection
-            last = env.last()
+        bare = self._bare or env
+        while bare.agents:
+            agent = bare.agent_selection
+            last = env.last() if bare is env else _last(env, bare, agent)
             told.append((agent, last))
             if not (last[2] or last[3]):
                 return told
             if self._with_state and not removed:
                 self._tell_state("final_state")
             removed = True
-            before = len(env.agents)
+            before = len(bare.agents)
             env.step(None)
-            if len(env.agents) >= before:
+            if len(bare.agents) >= before:
                 raise RuntimeError(f"agent {agent!r} has ended, but step(None) did not remove it from `agents`")
         return told
 
@@ -210,3 +215,28 @@ class AecSeat(Seat):
         cut = bool(self.env.truncations.get(agent, False))
         self._finish(i, None, bool(self.env.terminations.get(agent, False)) or not cut, cut)
         self.pending[i] = False
+
+
+def _below_wrappers(env: Any) -> Any:
+    """The env below PettingZoo's own wrappers, when what agents are told can be read there; None when it cannot.
+
+    Every attribute of a wrapped env is looked up through all its wrappers, a dozen of them a step. PettingZoo's own change
+    nothing but actions and checks and keep their state below; of any other wrapper nothing is known.
+    """
+    inner = env
+    while type(inner).__module__.startswith("pettingzoo.utils.wrappers.") and hasattr(inner, "env"):
+        inner = inner.env
+    known = getattr(sys.modules.get("pettingzoo"), "AECEnv", None)
+    own = known is not None and isinstance(inner, known) and type(inner).last is known.last
+    return inner if own and inner is not env and inner.unwrapped is inner else None
+
+
+def _last(env: Any, bare: Any, agent: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """What `env.last()` gives."""
+    return (
+        env.observe(agent),
+        bare._cumulative_rewards[agent],
+        bare.terminations[agent],
+        bare.truncations[agent],
+        bare.infos[agent],
+    )

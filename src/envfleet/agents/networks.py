@@ -204,8 +204,8 @@ class Encoder(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Encode inputs with any leading axes into [..., size]."""
         if self.reads_state:
-            flat = [inputs[name] for name in ("vector", "central") if name in inputs]
-            inputs = {**inputs, "vector": torch.cat(flat, dim=-1)}
+            vectors = [inputs[name] for name in ("vector", "central") if name in inputs]
+            inputs = {**inputs, "vector": torch.cat(vectors, dim=-1)}
         if not self.convs:
             assert self._dense is not None
             return self._dense(inputs["vector"])

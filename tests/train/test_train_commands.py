@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import envfleet as ef
 from envfleet.cli.main import main
 from envfleet.errors import BadArgument
-from envfleet.train import PPOConfig
+from envfleet.train import PPOConfig, PPOTrainer
 from envfleet.train.checkpoint import Checkpoints, read
 from envfleet.train.settings import ALIASES, FIELDS, field_name, parse, schema, settings_from_yaml
 
@@ -189,3 +191,30 @@ def test_checkpoints_hold_plain_values_only(capsys, tmp_path):
     call(capsys, "train", "CartPole-v1", *SMALL, "--out", tmp_path, "--quiet")
     state = read(Checkpoints(tmp_path).paths()[-1])
     assert {"net", "optimiser", "counters", "rng", "running", "config"} <= set(state)
+
+
+def test_a_killed_worker_does_not_end_a_run(tmp_path):
+    """By default the run goes on: the slots of a worker that is gone are rebuilt, and what they cost is counted."""
+    config = PPOConfig(env="CartPole-v1", num_envs=4, num_steps=16, total_steps=64 * 6, backend="shm", num_workers=2,
+                       preset="none", out=str(tmp_path / "run"))  # fmt: skip
+    with PPOTrainer(config) as trainer:
+        trainer.train_episode_vectorized()
+        os.kill(trainer.fleet._backend._workers[0].pid, signal.SIGKILL)
+        result = trainer.train()
+        assert trainer.fleet.faults and all("SIGKILL" in fault.cause for fault in trainer.fleet.faults)
+    assert result.num_updates == config.num_updates
+
+
+def test_a_fault_that_ends_a_run_leaves_a_checkpoint(tmp_path):
+    config = PPOConfig(env="CartPole-v1", num_envs=2, num_steps=16, total_steps=10_000, backend="shm", num_workers=1,
+                       preset="none", on_fault="raise", out=str(tmp_path / "run"))  # fmt: skip
+    with PPOTrainer(config) as trainer:
+        trainer.train_episode_vectorized()
+        os.kill(trainer.fleet._backend._workers[0].pid, signal.SIGKILL)
+        with pytest.raises(ef.WorkerLost) as caught:
+            trainer.train()
+        assert any("--resume" in note for note in caught.value.__notes__)
+        reached = trainer.counters.update
+    with PPOTrainer(dataclasses.replace(config, resume=True, total_steps=32 * (reached + 2))) as again:
+        assert again.counters.update == reached
+        again.train()

@@ -179,7 +179,7 @@ def test_nan_stops_with_address_and_checkpoint(tmp_path):
 
 
 def test_faults_raise_or_are_restarted_and_left_out():
-    with PPOTrainer(config(env=Fragile)) as trainer, pytest.raises(FaultError):
+    with PPOTrainer(config(env=Fragile, on_fault="raise")) as trainer, pytest.raises(FaultError):
         trainer.train()
     with PPOTrainer(config(env=Fragile, on_fault="restart", total_steps=256)) as trainer:
         result = trainer.train()

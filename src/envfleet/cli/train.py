@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         with PPOTrainer(config, view=choose_view(args.quiet)) as trainer, stop_on_signals(trainer.stop):
             result = trainer.train()
     except FleetError as error:
-        print(f"envfleet train: {error}", file=sys.stderr)
+        print("\n".join([f"envfleet train: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 2 if isinstance(error, BadArgument) else 1
     if not args.quiet:
         _print_result(result)

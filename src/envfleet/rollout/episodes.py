@@ -16,7 +16,7 @@ from envfleet.layout import QUARANTINED, READY
 from envfleet.rollout.asking import Ask
 from envfleet.rollout.engine import Engine
 from envfleet.rollout.episode import Rollout
-from envfleet.rollout.errors import RolloutError
+from envfleet.rollout.errors import RolloutError, all_gone
 from envfleet.rollout.history import History
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.tickets import Ticket, TicketOffice
@@ -240,7 +240,7 @@ class EpisodeRun:
                 self.office.give_back(left)
         if len(self.fleet.quarantined) == self.fleet.num_envs:
             _, fault = self.engine.reason(slot)
-            raise RolloutError("every slot is quarantined; nothing can be collected any more") from fault.error()
+            raise all_gone(fault) from fault.error()
 
     def _close_failed(self, slot: int, ticket: Ticket, fault: Any) -> None:
         rollout = None

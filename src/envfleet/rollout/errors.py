@@ -28,6 +28,14 @@ class RolloutError(FleetError):
     rollouts: Sequence[Rollout] = ()
 
 
+def all_gone(fault: Any) -> RolloutError:
+    """Every slot has failed too often; `fault` is the last one's."""
+    return RolloutError(
+        "every slot is quarantined, so nothing can be collected any more (on_fault='raise' stops at the first fault); "
+        f"the last one: {fault}"
+    )
+
+
 class RolloutFailed(RolloutError):
     """One episode failed. The address comes first, the chained cause says what happened."""
 

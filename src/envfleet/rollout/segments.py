@@ -14,7 +14,7 @@ from envfleet.layout import QUARANTINED, READY
 from envfleet.rollout import lockstep
 from envfleet.rollout.asking import Ask
 from envfleet.rollout.engine import Engine
-from envfleet.rollout.errors import RolloutError
+from envfleet.rollout.errors import all_gone
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.segment import Segment
 from envfleet.rollout.stats import StatsBuilder
@@ -217,7 +217,7 @@ class SegmentRun:
             self.running[slot] = False
         if status == QUARANTINED and len(self.fleet.quarantined) == self.fleet.num_envs:
             fault = self.engine.reason(slot)[1]
-            raise RolloutError("every slot is quarantined; nothing can be collected any more") from fault.error()
+            raise all_gone(fault) from fault.error()
 
     def _refused_resets(self, batch: Batch) -> None:
         """Resets that failed: the restarted environment has begun another episode."""

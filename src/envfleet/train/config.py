@@ -62,9 +62,9 @@ class PPOConfig:
         flags=("--parallel-start-method",),
     )
     on_fault: str = _doc(
-        "raise",
+        "restart",
         "env",
-        "an environment that fails: raise (stop) or restart (its rows are not learned from)",
+        "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is given up), or raise and stop",
         choices=("raise", "restart"),
     )
     columns: dict[str, Any] = _doc(

@@ -12,7 +12,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from envfleet.agents.policy import NotFinite, Policy
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, FleetError
 from envfleet.fleet import Fleet
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segment import Segment
@@ -329,13 +329,17 @@ class PPOTrainer:
         solo.load_into(self, state)
 
     def _explained(self, error: Exception) -> Exception:
-        """A NaN becomes an error that says where, with a checkpoint; anything else stays what it is."""
+        """A NaN becomes an error that says where; a fault stays what it is. With both, what was learned before is saved."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, NotFinite):
             cause = cause.__cause__
-        if cause is None:
+        if cause is None and not isinstance(error, FleetError):
             return error
         saved = self.save(running=False) if self.folder and self.counters.update else None
+        if cause is None:
+            if saved is not None:
+                error.add_note(f"what was learned before is saved in {saved}: --resume goes on from there")
+            return error
         return TrainingStopped(str(cause), saved)
 
     def _finish(self) -> TrainResult:

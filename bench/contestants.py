@@ -136,7 +136,8 @@ class Limit(Contestant):
         edges = np.linspace(0, slots, count + 1).astype(int).tolist()
         context = multiprocessing.get_context("spawn")  # a fresh interpreter, as our workers have
         self._pipes, self._processes = [], []
-        words = context.RawArray("q", 8 * (count + 1))
+        # Held here: what nobody holds is handed out again, to peers that use such arrays too.
+        words = self._words = context.RawArray("q", 8 * (count + 1))
         for i, (first, last) in enumerate(itertools.pairwise(edges)):
             mine, theirs = context.Pipe()
             meeting = (words, i, count) if self.meeting else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -62,7 +63,7 @@ def test_the_probe_runs_in_a_worker_and_is_remembered_by_id() -> None:
     known = json.loads(cache_path().read_text())
     (key,) = known
     assert key.startswith("CartPole-v1 ") and 0 < known[key]["step_s"] < 1
-    known[key].update(step_s=1.0, cpu_s=0.0)
+    known[key].update(step_s=1.0, cpu_s=0.0, pauses=1.0)
     cache_path().write_text(json.dumps(known))
     with ef.make("CartPole-v1", num_envs=2) as fleet:
         assert fleet.plan.backend == "thread"  # what is remembered decides: no second probe
@@ -114,3 +115,15 @@ def test_the_grid_is_measured_point_by_point() -> None:
     assert heard == points and all(point.steps_per_s > 0 for point in points), points
     failed = measure(lambda: Faulty("init", "raise"), 1, ("serial", None, True), 0.02)
     assert failed.steps_per_s == 0 and "planted fault" in failed.problem
+
+
+def test_an_env_that_was_kept_waiting_is_not_one_that_waits():
+    """On a busy machine a step takes long by the clock; only one that gives its core away by itself wants a thread."""
+    busy = Probe(1.3e-3, 0.4e-3, 16, pauses=0.0)
+    assert choose(busy, 64, 2, None, None).backend == "shm"
+    assert choose(dataclasses.replace(busy, pauses=1.0), 64, 2, None, None).backend == "thread"
+
+
+def test_large_observations_are_worth_sharing_out():
+    assert choose(Probe(4e-7, 4e-7, 16), 64, 2, None, None).backend == "serial"
+    assert choose(Probe(4e-7, 4e-7, 28_224), 64, 2, None, None).backend == "shm"

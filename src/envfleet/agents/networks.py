@@ -126,11 +126,7 @@ class ActorCritic(nn.Module):
         if plain:
             ends = (
                 (self.actor_encoder, self.actor_layers, self.actor_head),
-                (
-                    self.critic_encoder,
-                    self.critic_layers,
-                    self.critic_head,
-                ),
+                (self.critic_encoder, self.critic_layers, self.critic_head),
             )
             self._whole = [
                 DenseStack(encoder.layers or nn.Sequential(), layers, head) for encoder, layers, head in ends

@@ -107,14 +107,20 @@ def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agen
     with ef.make(chosen, 1, backend="serial", env_kwargs=config.env_kwargs or None) as fleet:
         spaces = fleet.single_observation_space, fleet.single_action_space
     net = build_net(*spaces, config, torch.device("cpu"))
+    normaliser = filled(net, state, config, str(where))
+    return Agent(config, net, normaliser, int(state["update"]), chosen)
+
+
+def filled(net: ActorCritic, state: dict[str, Any], config: PPOConfig, whose: str) -> ObservationNormaliser | None:
+    """Give a network the weights of a checkpoint; returns its normaliser, as it was then."""
     try:
         net.load_state_dict(state["net"])
     except RuntimeError as error:
-        raise BadArgument(f"the weights of {where} do not fit {config.env_name}: {error}") from error
+        raise BadArgument(f"the weights of {whose} do not fit {config.env_name}: {error}") from error
     normaliser = normaliser_for(net, config)
     if normaliser is not None:
         normaliser.load(state["observations"])
-    return Agent(config, net, normaliser, int(state["update"]), chosen)
+    return normaliser
 
 
 def config_of(state: dict[str, Any]) -> PPOConfig:

@@ -18,7 +18,7 @@ from envfleet.groups import groups_of
 from envfleet.rollout.agents import STATE, AgentSegment
 from envfleet.rollout.segment import Segment
 from envfleet.seeding import stream
-from envfleet.train.agent import build_net, normaliser_for
+from envfleet.train.agent import build_net, filled, normaliser_for
 from envfleet.train.config import PPOConfig
 from envfleet.train.normalise import RewardNormaliser
 from envfleet.train.objective import Coefficients
@@ -70,13 +70,7 @@ def player_from(
 ) -> Policy:
     """Return a policy that acts as `Side.freeze` kept it, on the CPU."""
     net = build_net(seats.observation_space, seats.action_space, config, torch.device("cpu"), state_space)
-    try:
-        net.load_state_dict(state["net"])
-    except RuntimeError as error:
-        raise BadArgument(f"the weights of policy {seats.name} do not fit {config.env_name}: {error}") from error
-    normaliser = normaliser_for(net, config)
-    if normaliser is not None:
-        normaliser.load(state["observations"])
+    normaliser = filled(net, state, config, f"policy {seats.name}")
     return Policy(net, rows, rng, normaliser, skip_nan=config.on_nan == "skip")
 
 

@@ -8,7 +8,8 @@
 #include <time.h>
 
 // What a slot left beside its row: nothing, an info in the arena, or something Python has to look at.
-enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2, SIDE_GONE = 4 }; // GONE: the call was given up, nothing was written
+// GONE: the call was given up, nothing was written. LEFT: nothing was written either, the Python life must take the result.
+enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2, SIDE_GONE = 4, SIDE_LEFT = 8 };
 // Phases as src/envfleet/slot.py numbers them.
 enum { PHASE_IDLE = 0, PHASE_RESET = 2, PHASE_STEP = 3 };
 // Commands as src/envfleet/layout.py numbers them.
@@ -49,6 +50,7 @@ typedef struct {
     double *rewards;             // and its reward
     char on_end_reset, has_columns;
     int64_t *pulse;              // slot, phase, since: NULL where nobody watches
+    Py_ssize_t pulse_words;      // from one slot's pulse to the next; 0: there is one for all
     char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
     Py_ssize_t arena_bytes;
 } Runner;
@@ -59,6 +61,10 @@ int runner_setup_numpy(void);
 // `*now`: the time if the caller knows it, else 0; likewise on return. So a row of advances reads the clock once each.
 int runner_advance(Runner *runner, Py_ssize_t slot, int64_t *now);
 void runner_idle(Runner *runner, int64_t now);
+// An advance in two halves, for envs whose step is awaited in between: call it, and take what it gave.
+int runner_can_begin(Runner *runner, Py_ssize_t slot);
+PyObject *runner_begin(Runner *runner, Py_ssize_t slot, int64_t now);
+int runner_take(Runner *runner, Py_ssize_t slot, PyObject *result);
 // A plain info as bytes: how many, or -1 when it is for pickle.
 Py_ssize_t info_encode(PyObject *info, char *out, Py_ssize_t room_bytes);
 int is_bool(PyObject *value, int *out);

@@ -32,15 +32,19 @@ int runner_setup_numpy(void) {
     return seed_options && empty_tuple && str_final_obs ? 0 : -1;
 }
 
+// One pulse for the thread that drives all slots, or one per slot where they wait side by side.
+static int64_t *pulse_of(Runner *runner, Py_ssize_t slot) { return runner->pulse + slot * runner->pulse_words; }
+
 static void pulse(Runner *runner, Py_ssize_t slot, int phase, int64_t now) {
     if (runner->pulse) {
-        runner->pulse[2] = now ? now : now_ns();
-        runner->pulse[1] = phase;
-        runner->pulse[0] = slot;
+        int64_t *words = pulse_of(runner, slot);
+        words[2] = now ? now : now_ns();
+        words[1] = phase;
+        words[0] = phase == PHASE_IDLE ? -1 : slot;
     }
 }
 
-void runner_idle(Runner *runner, int64_t now) { pulse(runner, -1, PHASE_IDLE, now); }
+void runner_idle(Runner *runner, int64_t now) { pulse(runner, 0, PHASE_IDLE, now); }
 
 // An action as the env gets it: a NumPy scalar, or an array of its own (envs keep what they are given).
 static PyObject *make_action(Runner *runner, Py_ssize_t slot) {
@@ -239,8 +243,8 @@ static int irregular(Runner *runner, Py_ssize_t slot, PyObject *result) {
     return side;
 }
 
-// One step of an armed slot, begun at `now`.
-static int advance_armed(Runner *runner, Py_ssize_t slot, int64_t now) {
+// Begins a step of an armed slot: what `env.step` returned (for an async env: what is to be awaited), or NULL.
+PyObject *runner_begin(Runner *runner, Py_ssize_t slot, int64_t now) {
     Slot *s = &runner->slots[slot];
     if (s->has_info) {
         PyObject_SetAttr(s->life, str_info, Py_None);
@@ -248,36 +252,39 @@ static int advance_armed(Runner *runner, Py_ssize_t slot, int64_t now) {
         s->has_info = 0;
     }
     PyObject *action = make_action(runner, slot);
-    if (!action) return failed(runner, slot, str_step);
+    if (!action) return NULL;
     pulse(runner, slot, PHASE_STEP, now);
     PyObject *called = Py_NewRef(s->step), *result = PyObject_CallOneArg(called, action);
-    Py_DECREF(action);
-    int gone = s->step != called; // disarmed meanwhile: a thread's stuck call was abandoned, the row is not ours any more
     Py_DECREF(called);
-    if (gone) {
-        Py_XDECREF(result);
-        PyErr_Clear();
-        return SIDE_GONE;
-    }
-    if (!result) return failed(runner, slot, str_step);
-    if (runner->agents) {
-        if (!agents_take(runner, slot, result)) return irregular(runner, slot, result);
-        Py_DECREF(result);
-        return SIDE_NONE;
-    }
-    double reward;
-    int terminated, truncated, side = SIDE_NONE;
-    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5 || runner->has_columns ||
-        !is_number(PyTuple_GET_ITEM(result, 1), &reward) || !is_bool(PyTuple_GET_ITEM(result, 2), &terminated) ||
-        !is_bool(PyTuple_GET_ITEM(result, 3), &truncated) || !PyDict_CheckExact(PyTuple_GET_ITEM(result, 4)))
-        return irregular(runner, slot, result);
+    Py_DECREF(action);
+    return result;
+}
 
+// What a step gave, when it is nothing out of the ordinary.
+typedef struct {
+    double reward;
+    int terminated, truncated;
+} Plain;
+
+static int is_plain(Runner *runner, Py_ssize_t slot, PyObject *result, Plain *plain) {
+    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5 || runner->has_columns ||
+        !is_number(PyTuple_GET_ITEM(result, 1), &plain->reward) ||
+        !is_bool(PyTuple_GET_ITEM(result, 2), &plain->terminated) ||
+        !is_bool(PyTuple_GET_ITEM(result, 3), &plain->truncated) || !PyDict_CheckExact(PyTuple_GET_ITEM(result, 4)))
+        return 0;
+    int64_t limit = runner->slots[slot].limit;
+    if (limit && FIELD(runner, slot, int64_t, now_length) + 1 >= limit) plain->truncated = 1;
+    return 1;
+}
+
+// Writes the row of a plain step, and resets at its end. Takes over `result`.
+static int take_plain(Runner *runner, Py_ssize_t slot, PyObject *result, const Plain *plain) {
+    int side = SIDE_NONE;
     int64_t step = FIELD(runner, slot, int64_t, now_length);
-    if (s->limit && step + 1 >= s->limit) truncated = 1;
-    double ep_return = FIELD(runner, slot, double, now_return) + reward;
+    double ep_return = FIELD(runner, slot, double, now_return) + plain->reward;
     int64_t episode = FIELD(runner, slot, int64_t, started) - 1, task = FIELD(runner, slot, int64_t, now_task),
             seed = FIELD(runner, slot, int64_t, now_seed);
-    int ended = terminated || truncated, next = ended && runner->on_end_reset;
+    int ended = plain->terminated || plain->truncated, next = ended && runner->on_end_reset;
     PyObject *obs = PyTuple_GET_ITEM(result, 0), *phase = str_step;
     int bad = ended && write_obs(runner, slot, obs, 1) < 0;
     if (!bad) {
@@ -303,10 +310,10 @@ static int advance_armed(Runner *runner, Py_ssize_t slot, int64_t now) {
     FIELD(runner, slot, int64_t, episode) = episode;
     FIELD(runner, slot, int64_t, step) = step;
     FIELD(runner, slot, int64_t, length) = step + 1;
-    FIELD(runner, slot, double, reward) = reward;
+    FIELD(runner, slot, double, reward) = plain->reward;
     FIELD(runner, slot, double, ep_return) = ep_return;
-    FIELD(runner, slot, char, terminated) = (char)terminated;
-    FIELD(runner, slot, char, truncated) = (char)truncated;
+    FIELD(runner, slot, char, terminated) = (char)plain->terminated;
+    FIELD(runner, slot, char, truncated) = (char)plain->truncated;
     FIELD(runner, slot, int64_t, task) = task;
     FIELD(runner, slot, int64_t, seed) = seed;
     FIELD(runner, slot, char, scored) = 1;
@@ -315,10 +322,48 @@ static int advance_armed(Runner *runner, Py_ssize_t slot, int64_t now) {
     return side & SIDE_PYTHON ? SIDE_PYTHON : side;
 }
 
+// One step of an armed slot, begun at `now`.
+static int advance_armed(Runner *runner, Py_ssize_t slot, int64_t now) {
+    PyObject *called = Py_NewRef(runner->slots[slot].step), *result = runner_begin(runner, slot, now);
+    int gone = runner->slots[slot].step != called;
+    Py_DECREF(called);
+    if (gone) { // disarmed: a thread's stuck call was abandoned, the row is not ours any more
+        Py_XDECREF(result);
+        PyErr_Clear();
+        return SIDE_GONE;
+    }
+    if (!result) return failed(runner, slot, str_step);
+    if (runner->agents) {
+        if (!agents_take(runner, slot, result)) return irregular(runner, slot, result);
+        Py_DECREF(result);
+        return SIDE_NONE;
+    }
+    Plain plain;
+    return is_plain(runner, slot, result, &plain) ? take_plain(runner, slot, result, &plain) : irregular(runner, slot, result);
+}
+
+static int is_steppable(Runner *runner, Py_ssize_t slot) {
+    return runner->slots[slot].step && FIELD(runner, slot, uint8_t, command) == COMMAND_STEP && !FIELD(runner, slot, char, waiting);
+}
+
+int runner_can_begin(Runner *runner, Py_ssize_t slot) { return !runner->agents && is_steppable(runner, slot); }
+
+int runner_take(Runner *runner, Py_ssize_t slot, PyObject *result) {
+    Plain plain;
+    if (!is_plain(runner, slot, result, &plain)) return SIDE_LEFT;
+    if ((plain.terminated || plain.truncated) && runner->on_end_reset) return SIDE_LEFT; // its reset has to be awaited
+    int64_t begin = runner->pulse ? pulse_of(runner, slot)[2] : 0, now = now_ns();
+    int side = take_plain(runner, slot, Py_NewRef(result), &plain);
+    FIELD(runner, slot, int64_t, step_ns) = begin ? now - begin : 0;
+    FIELD(runner, slot, int64_t, busy_ns) += begin ? now - begin : 0;
+    pulse(runner, slot, PHASE_IDLE, now);
+    return side;
+}
+
 int runner_advance(Runner *runner, Py_ssize_t slot, int64_t *now) {
     Slot *s = &runner->slots[slot];
     if (runner->arena) memset(runner->arena + slot * runner->arena_bytes, 0, 8);
-    if (!s->step || FIELD(runner, slot, uint8_t, command) != COMMAND_STEP || FIELD(runner, slot, char, waiting)) {
+    if (!is_steppable(runner, slot)) {
         PyObject *number = PyLong_FromSsize_t(slot), *sided = number ? PyObject_CallOneArg(runner->slow, number) : NULL;
         Py_XDECREF(number);
         *now = 0;

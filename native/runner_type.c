@@ -36,23 +36,24 @@ static int read_offsets(Runner *self, PyObject *offsets) {
 
 static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"head", "offsets", "obs", "final_obs", "obs_is_int64_scalar", "action", "lives", "slow",
-                            "on_end_reset", "has_columns", "pulse", "arena", "pickle", "agents", NULL};
+                            "on_end_reset", "has_columns", "pulse", "arena", "pickle", "agents", "pulse_per_slot", NULL};
     PyObject *head, *offsets, *obs, *final_obs, *action, *lives, *slow, *pulse, *arena, *pickle, *agents;
-    int is_int, on_end_reset, has_columns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOOO!", names, &head, &PyDict_Type, &offsets, &obs,
+    int is_int, on_end_reset, has_columns, pulse_per_slot;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOOO!p", names, &head, &PyDict_Type, &offsets, &obs,
                                      &final_obs, &is_int, &action, &PyDict_Type, &lives, &slow, &on_end_reset,
-                                     &has_columns, &pulse, &arena, &pickle, &PyTuple_Type, &agents))
+                                     &has_columns, &pulse, &arena, &pickle, &PyTuple_Type, &agents, &pulse_per_slot))
         return -1;
-    Py_ssize_t rows = PyObject_Size(head), unused;
+    Py_ssize_t rows = PyObject_Size(head), pulse_bytes = 0;
     char *pulse_data;
     if (rows < 0 || self->slots || buffer_of(head, &self->head, &self->stride, rows) < 0 ||
         buffer_of(obs, &self->obs, &self->obs_bytes, rows) < 0 ||
         buffer_of(final_obs, &self->final_obs, &self->obs_bytes, rows) < 0 ||
         buffer_of(action, &self->action, &self->action_bytes, rows) < 0 ||
         buffer_of(arena, &self->arena, &self->arena_bytes, rows) < 0 ||
-        buffer_of(pulse, &pulse_data, &unused, 1) < 0 || read_offsets(self, offsets) < 0)
+        buffer_of(pulse, &pulse_data, &pulse_bytes, 1) < 0 || read_offsets(self, offsets) < 0)
         return -1;
     self->pulse = (int64_t *)pulse_data;
+    self->pulse_words = pulse_per_slot && rows ? pulse_bytes / rows / (Py_ssize_t)sizeof(int64_t) : 0;
     self->num_slots = rows;
     self->obs_like = obs;
     self->action_like = action;
@@ -159,6 +160,25 @@ static PyObject *runner_one(Runner *self, PyObject *number) {
     return PyBool_FromLong(side != SIDE_NONE);
 }
 
+// begin(slot) -> what env.step returned, to be awaited; None when this is not a plain step of an armed slot.
+static PyObject *runner_begin_one(Runner *self, PyObject *number) {
+    Py_ssize_t slot = PyLong_AsSsize_t(number);
+    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+    if (!runner_can_begin(self, slot)) Py_RETURN_NONE;
+    return runner_begin(self, slot, 0);
+}
+
+// take(slot, result) -> whether it left something beside its row; None when the Python life must take the result.
+static PyObject *runner_take_one(Runner *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "take(slot, result)");
+    Py_ssize_t slot = PyLong_AsSsize_t(args[0]);
+    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+    int side = runner_take(self, slot, args[1]);
+    if (side < 0) return NULL;
+    if (side == SIDE_LEFT) Py_RETURN_NONE;
+    return PyBool_FromLong(side != SIDE_NONE);
+}
+
 // run(slots: int64 buffer) -> list of slots that left something beside their rows, or None.
 static PyObject *runner_run(Runner *self, PyObject *slots) {
     Py_buffer view;
@@ -192,6 +212,8 @@ static PyMethodDef runner_methods[] = {
     {"arm", (PyCFunction)runner_arm, METH_VARARGS, "arm(slot, step, reset, limit, explicit_reset): drive this slot here"},
     {"disarm", (PyCFunction)runner_disarm, METH_O, "disarm(slot): leave this slot to the Python life"},
     {"advance", (PyCFunction)runner_one, METH_O, "advance(slot): one slot; whether it left something beside its row"},
+    {"begin", (PyCFunction)runner_begin_one, METH_O, "begin(slot): call its step; gives what is to be awaited, or None"},
+    {"take", (PyCFunction)(void (*)(void))runner_take_one, METH_FASTCALL, "take(slot, result): write what was awaited; None: not plain"},
     {"run", (PyCFunction)runner_run, METH_O, "run(slots): advance slots; gives those with something beside their rows"},
     {NULL, NULL, 0, NULL},
 };

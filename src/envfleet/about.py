@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 
 from envfleet.backends.base import Backend
+from envfleet.plan import Plan
 from envfleet.slab import Slots
 from envfleet.supervise.faults import Fault
 from envfleet.supervise.supervisor import Supervisor
@@ -18,6 +19,7 @@ class About:
     """The spaces of whole batches, and how the slots are."""
 
     num_envs: int
+    plan: Plan
     single_observation_space: gym.Space[Any]
     single_action_space: gym.Space[Any]
     _all: Slots
@@ -53,3 +55,9 @@ class About:
         """Slots that can run at once: not quarantined, and no more than remote servers have sessions for right now."""
         able = self._backend.runnable()
         return np.setdiff1d(self._all if able is None else able, self.quarantined)
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def __repr__(self) -> str:
+        return f"Fleet({self._backend.recipe.name}, num_envs={self.num_envs}, {self.plan})"

@@ -66,7 +66,8 @@ class Batch:
         set_(self, "_raw", raw.copy() if copy and isinstance(index, slice) else raw)
         set_(self, "_obs", slab.tree("obs", index, copy))
         columns = slab.layout.columns
-        set_(self, "_columns", {name: _rows(slab.arrays[f"column/{name}"], index, copy) for name in columns})
+        rows = {name: _rows(slab.arrays[f"column/{name}"], index, copy) for name in columns} if columns else {}
+        set_(self, "_columns", rows)
         set_(self, "_info", info)
         set_(self, "_final_info", final_info)
         if copy or not isinstance(index, slice):

@@ -175,6 +175,8 @@ class Fleet(About, EnvInterface, Ending):
         Rows come in ascending slot order. `copy=False` gives views valid until a slot is sent again. With `timeout_s`,
         RecvTimeout is raised when the time is over; nothing is lost by it.
         """
+        if slots is None and timeout_s is None and (quick := self._recv_finished(at_least)) is not None:
+            return self._batch(quick, copy)
         self._refuse_closed()
         state = self._book.state
         wanted: Slots | slice = _EVERY if slots is None else self._slots(slots)[0]
@@ -183,18 +185,38 @@ class Fleet(About, EnvInterface, Ending):
         if not 1 <= need <= count:
             raise BadArgument(f"at_least={at_least}: {count} slots are out")
         self._wait(wanted, need, timeout_s)
-        got = (state[wanted] == DONE).nonzero()[0]
-        if isinstance(wanted, np.ndarray):
-            got = wanted[got]
+        done = (state[wanted] == DONE).nonzero()[0]
+        got = done if isinstance(wanted, slice) else wanted[done]
         if self._supervisor.pending:
             self._supervisor.raise_pending(got.tolist())
-        state[got] = IDLE
+        self._received(got)
+        return self._batch(got, copy)
+
+    def _received(self, got: Slots) -> None:
+        self._book.state[got] = IDLE
         got.flags.writeable = False
         self._last_slots = got
         if len(got) == self.num_envs:
             self._all_begun = bool((self.slab.scalars["started"] > 0).all())
             self._smooth = self._all_begun and not self._debug
-        return self._batch(got, copy)
+
+    def _recv_finished(self, at_least: int | None) -> Slots | None:
+        """The short way of a `recv` of whatever comes, while nothing is out of order; None: take the long way."""
+        flags = self._book.state.tobytes()  # looking at bytes is several times cheaper than comparing arrays
+        out = flags.count(OUT)
+        need = out if at_least is None else at_least
+        supervisor = self._supervisor
+        if supervisor.troubled or DONE in flags or not 1 <= need <= out or self._closed or os.getpid() != self.plan.pid:
+            return None
+        finished = self._backend.wait(need, supervisor.next_look_s())
+        if len(finished.done) < need or finished.failures or finished.losses:
+            supervisor.take(finished)
+            return None
+        got = np.sort(finished.done)
+        self._received(got)
+        supervisor.credit(got)
+        supervisor.look()
+        return got
 
     def _check_sent(self, wanted: Slots | slice) -> int:
         """How many slots `recv` may wait for."""
@@ -352,12 +374,6 @@ class Fleet(About, EnvInterface, Ending):
     def task_value(self, task: int) -> Any:
         """The task behind an id of the column `task` (None for -1)."""
         return self._book.task_value(int(task))
-
-    def __len__(self) -> int:
-        return self.num_envs
-
-    def __repr__(self) -> str:
-        return f"Fleet({self._backend.recipe.name}, num_envs={self.num_envs}, {self.plan})"
 
     # -- checks -------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,7 @@ def make_runner(
         arena=arena,
         pickle=pickle.dumps if arena is not None else None,
         agents=agents,
+        pulse_per_slot=pulse is not None and pulse.ndim == 2,
     )
     return runner
 

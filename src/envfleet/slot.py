@@ -258,6 +258,12 @@ class SlotLife:
             self.release()
         return self.has_side
 
+    def resume_step(self, result: Any) -> Calls:
+        """`finish_step` for a backend that makes the calls itself."""
+        self.info = self.final_info = self.failure = None
+        yield from self.take_step(result)
+        self._status[self.slot] = READY
+
     def reset_now(self) -> bool:
         """The reset at an end that has a seed or a task; whether it left an info. Errors travel to the caller."""
         calls = self._reset_env()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import select
+import selectors
 import threading
 import time
 import traceback
@@ -18,12 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from envfleet import native
 from envfleet.backends.base import Finished, Loss
 from envfleet.backends.done import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.pool import DaemonPool, outcome
+from envfleet.layout import Layout
 from envfleet.recipe import Recipe
-from envfleet.slab import Slots
+from envfleet.slab import Slab, Slots
 from envfleet.slot import Calls, SlotLife, drive
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
@@ -40,7 +44,11 @@ class AioBackend(LocalBackend):
         self._done = DoneList()
         self._answers: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._turns: dict[int, asyncio.Future[None]] = {}  # what the coroutine of a slot that is not out waits for
+        self._ending = False
         self._stuck: list[tuple[int, str]] = []
+        self._runner: Any = None  # the compiled life, where there is one
+        self._known: list[SlotLife] = []  # the lives it was made with
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Start the loop and build the envs side by side."""
@@ -50,7 +58,7 @@ class AioBackend(LocalBackend):
         self.worker_of = np.arange(recipe.num_slots)
         self.pulses = Pulse.local(recipe.num_slots)
         self._pool = DaemonPool(self.num_workers, "envfleet-aio")
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run_loop, name="envfleet-loop", daemon=True)
         self._thread.start()
         self._spawn([(life.slot, self._build(life)) for life in self.lives])
@@ -80,19 +88,74 @@ class AioBackend(LocalBackend):
         await self._drive(life, life.build())
         self._report(life)
 
+    def attach(self, layout: Layout) -> Slab:
+        """Rows on the heap; the compiled life, where there is one, makes the plain steps of async envs."""
+        slab = super().attach(layout)
+        compiled = native.load()
+        if compiled is not None and not layout.agents and not layout.columns and not slab.has_mail:
+            lives, self._known = dict(enumerate(self.lives)), list(self.lives)
+            pulses = self.pulses[0].words.base  # of all slots
+            self._runner = native.make_runner(compiled, slab, lives, lambda slot, phase: None, pulses)
+        return slab
+
+    def _arm(self, life: SlotLife) -> None:
+        # A life that took an abandoned one's place has a pulse of its own, which the runner does not know.
+        if self._runner is not None and self._known[life.slot] is life and _is_coroutine(life.env.step):
+            life.runner = self._runner
+            self._runner.arm(life.slot, life.env.step, life.env.reset, 0, False)
+
+    async def _serve(self, life: SlotLife) -> None:
+        """The coroutine of a slot: an advance a turn. Kept from turn to turn, since a new task costs more than a cheap step."""
+        slot, runner = life.slot, self._runner
+        while True:
+            result: Any = None
+            sided: bool | None = True
+            try:
+                step = runner.begin(slot) if life.runner is not None else None
+                if step is not None:
+                    result = await step
+            except BaseException as error:
+                if life.abandoned:
+                    raise  # cancelled because it was stuck
+                life.fail_in(error, "step")
+                self.pulses[slot].enter(-1, "idle")
+            else:
+                if step is None:
+                    await self._advance(life)
+                elif not life.abandoned:
+                    sided = runner.take(slot, result)
+                    if sided is None:
+                        await self._finish_step(life, result)
+            if life.abandoned:
+                return
+            self._done.add(slot, sided is not False)
+            if self._ending:
+                return
+            self._turns[slot] = turn = self._loop.create_future()
+            await turn
+
     async def _advance(self, life: SlotLife) -> None:
+        life.release()
         await self._drive(life, life.advance())
-        self._report(life)
+        if life.failure is None and not life.abandoned:
+            self._arm(life)
+
+    async def _finish_step(self, life: SlotLife, result: Any) -> None:
+        """A step whose result is not plain, or whose end calls for a reset that has to be awaited."""
+        life.phase = "step"
+        await self._drive(life, life.resume_step(result), int(self.pulses[life.slot].words[2]))
+        if life.failure is not None:
+            life.release()
 
     def _report(self, life: SlotLife) -> None:
         if not life.abandoned:
             self._done.add(life.slot)
 
-    async def _drive(self, life: SlotLife, calls: Calls) -> None:
+    async def _drive(self, life: SlotLife, calls: Calls, begin_ns: int | None = None) -> None:
         """The asyncio twin of `slot.drive`: the same calls, awaited where they can be."""
         enter = self.pulses[life.slot].enter
         result: Any = None
-        begin_ns = time.monotonic_ns()
+        begin_ns = begin_ns or time.monotonic_ns()
         try:
             while not life.abandoned:
                 try:
@@ -120,16 +183,24 @@ class AioBackend(LocalBackend):
             enter(-1, "idle")
 
     def submit(self, slots: Slots) -> None:
-        """Start a coroutine per slot; ordinary envs go straight to the pool, the loop has nothing to add for them."""
+        """Give the slots' coroutines a turn; ordinary envs go straight to the pool, the loop has nothing to add for them."""
         awaited = []
         for slot in slots.tolist():
             life = self.lives[slot]
-            if life.env is None or _is_async(life.env):
-                awaited.append((slot, self._advance(life)))
+            if life.runner is not None or life.env is None or _is_async(life.env):
+                awaited.append(slot)
             else:
                 self._pool.run(self._advance_ordinary, life)
         if awaited:
-            self._spawn(awaited)
+            self._loop.call_soon_threadsafe(self._give_turns, awaited)
+
+    def _give_turns(self, slots: list[int]) -> None:
+        for slot in slots:
+            turn = self._turns.pop(slot, None)
+            if turn is not None:
+                turn.set_result(None)
+            else:
+                self._running[slot] = self._loop.create_task(self._serve(self.lives[slot]))
 
     def _advance_ordinary(self, life: SlotLife) -> None:
         # No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already.
@@ -139,7 +210,8 @@ class AioBackend(LocalBackend):
 
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Collect what has finished."""
-        return self._finish(self._done.take(at_least, timeout_s))
+        taken = self._done.take(at_least, timeout_s)
+        return self._finish(taken, self._done.take_sided(taken))
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call on the loop (async methods) or in its pool (ordinary ones)."""
@@ -179,15 +251,21 @@ class AioBackend(LocalBackend):
         life.abandoned = True
         self.pulses[worker] = Pulse.local(1)[0]
         if task is not None:
-            self._loop.call_soon_threadsafe(task.cancel)
+            self._loop.call_soon_threadsafe(self._cancel, worker, task)
         if life.env is None or not _is_async(life.env):
             self._stuck.append((worker, phase))
             self._pool.grow()
         return stack
 
+    def _cancel(self, slot: int, task: asyncio.Task[None]) -> None:
+        """On the loop, so that no turn that is given later can reach the task: it comes behind this."""
+        self._turns.pop(slot, None)
+        task.cancel()
+
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the envs, end the loop and its threads; name those that do not end."""
         problems: list[tuple[int, Failure | Loss]] = []
+        self._ending = True
         future = asyncio.run_coroutine_threadsafe(self._close_all(problems, timeout_s), self._loop)
         try:
             future.result(timeout_s)
@@ -206,6 +284,8 @@ class AioBackend(LocalBackend):
         return problems
 
     async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:
+        for turn in self._turns.values():
+            turn.cancel()  # and with it the coroutine that waits for it
         waiting = [task for task in self._running.values() if not task.done()]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=timeout_s / 2)
@@ -224,6 +304,26 @@ class AioBackend(LocalBackend):
             except (Exception, SystemExit) as error:
                 problems.append((life.slot, Failure.of(error, "close")))
             self.pulses[life.slot].enter(-1, "idle")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if not hasattr(select, "epoll"):
+        return asyncio.new_event_loop()
+    return asyncio.SelectorEventLoop(_FineSelector())
+
+
+if hasattr(select, "epoll"):
+
+    class _FineSelector(selectors.EpollSelector):
+        """epoll counts in milliseconds and rounds up: a step of 1 ms took 1.5. `select` on epoll's own descriptor counts
+        in microseconds; the price is a second system call where the loop has nothing to do anyway."""
+
+        def select(self, timeout: float | None = None) -> Any:
+            number = self.fileno()
+            if timeout is not None and 0 < timeout < 0.1 and number < 1024:  # more descriptors `select` does not know
+                select.select((number,), (), (), timeout)
+                timeout = 0
+            return super().select(timeout)
 
 
 def _is_async(env: Any) -> bool:

@@ -109,11 +109,12 @@ class ThreadBackend(LocalBackend):
                 return
             if job is None:
                 return
+            sided = True
             if type(job) is int:
                 slot = job
                 if worker.runner is not None:
                     with contextlib.suppress(KeyboardInterrupt):
-                        worker.runner.advance(slot)
+                        sided = worker.runner.advance(slot)
                 else:
                     _drive(self.lives[slot], self.lives[slot].advance(), worker.pulse)
             elif job[0] == "build":
@@ -134,7 +135,7 @@ class ThreadBackend(LocalBackend):
                 continue
             if worker.generation != generation:
                 return  # given up long ago: another thread has this worker's slots, and this row is not ours
-            self._done.add(slot)
+            self._done.add(slot, sided)
 
     def submit(self, slots: Slots) -> None:
         """Queue the slots at their threads."""
@@ -144,7 +145,8 @@ class ThreadBackend(LocalBackend):
 
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Collect what the threads have finished."""
-        return self._finish(self._done.take(at_least, timeout_s))
+        taken = self._done.take(at_least, timeout_s)
+        return self._finish(taken, self._done.take_sided(taken))
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call in the slots' own threads: some envs may only be touched by the thread that built them."""

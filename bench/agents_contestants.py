@@ -99,8 +99,8 @@ OURS = {
     "ours shm": {"backend": "shm", "num_workers": CPUS, "isolate": True},
     "ours shm-share": {"backend": "shm", "num_workers": CPUS, "isolate": False},
     # No barrier: a core that is slower for a while holds up its own slots only.
-    "ours shm-async": {"backend": "shm", "num_workers": CPUS, "isolate": True, "share": 0.25},
-    "ours shm-share-async": {"backend": "shm", "num_workers": CPUS, "isolate": False, "share": 0.25},
+    "ours shm-async": {"backend": "shm", "num_workers": CPUS, "isolate": True, "share": 0.5},
+    "ours shm-share-async": {"backend": "shm", "num_workers": CPUS, "isolate": False, "share": 0.5},
 }
 
 

@@ -77,12 +77,12 @@ static int64_t spin_budget(Exchange *x) {
 #define MOVE_PAUSE_NS 5000000
 
 void leave_place(Exchange *x) {
-    if (x->me >= 0) store(&x->workers[x->me].place, 0);
+    if (x->me >= 0 && !x->in_thread) store(&x->workers[x->me].place, 0);
 }
 
 // Only where there is a CPU for everyone, and never the parent's own thread: that is the user's.
 void take_place(Exchange *x) {
-    if (x->me < 0) return;
+    if (x->me < 0 || x->in_thread) return;
     uint32_t mine = 1 + (uint32_t)sched_getcpu();
     store(&x->workers[x->me].place, mine);
     if (x->is_parent) return;

@@ -30,6 +30,9 @@ typedef struct {
     uint32_t *rings; // per worker: requests[capacity], done[capacity]
     Py_ssize_t num_workers, me;
     char is_parent; // `me` is then the parent's own share, or -1
+    char in_thread; // workers are threads of the parent's process
+    char busy;      // a thread: it is in an env
+    char detached;  // a thread: given up in an env, another has its place
     uint32_t capacity, mask;
     uint32_t *request_head, *done_head; // what this process has read, per worker
     uint32_t control_seen;

@@ -2,8 +2,8 @@
 #ifdef __linux__
 #include "exchange.h"
 
-// work(runner, on_side) -> number of messages waiting on the socket (0: nothing came for a while).
-// on_side(slot) sends what the slot left beside its row before the slot is told to be done.
+// work(runner, on_side) -> number of messages waiting (0: nothing came for a while; -1: this thread was given up).
+// on_side(slot), or None, sends what the slot left beside its row before the slot is told to be done.
 static PyObject *exchange_work(Exchange *self, PyObject *args) {
     Runner *runner;
     PyObject *on_side;
@@ -14,8 +14,9 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
             Py_BEGIN_ALLOW_THREADS
             await_request(self);
             Py_END_ALLOW_THREADS
-            if (!has_request(self)) return PyLong_FromLong(0);
         }
+        if (self->detached) return PyLong_FromLong(-1); // also when this happened just as it came free
+        if (!has_request(self)) return PyLong_FromLong(0);
         // The tail first: a message sent before a request is then seen before that request is worked on.
         uint32_t tail = load(&worker->request_tail), control = load(&worker->control) - self->control_seen;
         if (control) {
@@ -26,10 +27,20 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
         while (self->request_head[self->me] != tail) {
             uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
             int64_t now = 0; // not the end of the slot before: telling the parent is not this env's work
+            self->busy = 1;
             int side = runner_advance(runner, slot, &now);
+            self->busy = 0;
+            if (self->detached) { // the row and the rings are another's now
+                PyErr_Clear();
+                return PyLong_FromLong(-1);
+            }
             runner_idle(runner, now);
-            if (side < 0) return NULL;
-            if (side == SIDE_PYTHON) {
+            if (side < 0) {
+                if (!self->in_thread) return NULL;
+                PyErr_Clear(); // no Ctrl-C ever arrives in such a thread: the env raised it, and its row says so
+                side = SIDE_PYTHON;
+            }
+            if (side == SIDE_PYTHON && on_side != Py_None) {
                 PyObject *done = PyObject_CallFunction(on_side, "I", slot);
                 if (!done) return NULL;
                 Py_DECREF(done);
@@ -44,7 +55,12 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
 static PyObject *exchange_submit(Exchange *self, PyObject *args) {
     Py_buffer slots, owners;
     if (!PyArg_ParseTuple(args, "y*y*", &slots, &owners)) return NULL;
-    hand_over(self, slots.buf, slots.len / 8, owners.buf);
+    if (self->in_thread) { // a thread that is woken wants the GIL at once: not to be found waiting for it
+        Py_BEGIN_ALLOW_THREADS
+        hand_over(self, slots.buf, slots.len / 8, owners.buf);
+        Py_END_ALLOW_THREADS
+    } else
+        hand_over(self, slots.buf, slots.len / 8, owners.buf);
     PyBuffer_Release(&slots);
     PyBuffer_Release(&owners);
     Py_RETURN_NONE;
@@ -173,6 +189,16 @@ static PyObject *exchange_control(Exchange *self, PyObject *number) {
     Py_RETURN_NONE;
 }
 
+// take_over(stuck): this one has the place of a thread that was given up, and goes on behind the slot it is stuck in.
+static PyObject *exchange_take_over(Exchange *self, PyObject *other) {
+    if (!PyObject_TypeCheck(other, &ExchangeType)) return PyErr_Format(PyExc_TypeError, "take_over(Exchange)");
+    Exchange *stuck = (Exchange *)other;
+    stuck->detached = 1;
+    self->request_head[self->me] = stuck->request_head[self->me] + (uint32_t)stuck->busy;
+    self->control_seen = stuck->control_seen;
+    Py_RETURN_NONE;
+}
+
 // forget(worker): its process is gone; a new one starts with empty rings.
 static PyObject *exchange_forget(Exchange *self, PyObject *number) {
     Py_ssize_t w = PyLong_AsSsize_t(number);
@@ -199,14 +225,15 @@ static PyObject *exchange_size(PyObject *type, PyObject *args) {
 }
 
 static int exchange_init(Exchange *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"memory", "num_workers", "num_slots", "me", "spin_s", "is_parent", NULL};
+    static char *names[] = {"memory", "num_workers", "num_slots", "me", "spin_s", "is_parent", "in_thread", NULL};
     Py_buffer memory;
     Py_ssize_t num_slots;
     double spin_s = 0.004;
-    int is_parent = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "w*nnn|dp", names, &memory, &self->num_workers, &num_slots, &self->me,
-                                     &spin_s, &is_parent))
+    int is_parent = 0, in_thread = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "w*nnn|dpp", names, &memory, &self->num_workers, &num_slots, &self->me,
+                                     &spin_s, &is_parent, &in_thread))
         return -1;
+    self->in_thread = (char)in_thread;
     self->is_parent = (char)is_parent;
     self->capacity = power_of_two(num_slots);
     self->mask = self->capacity - 1;
@@ -241,6 +268,7 @@ static PyMethodDef exchange_methods[] = {
     {"wait", (PyCFunction)exchange_wait, METH_VARARGS, "wait(need, timeout_s, runner): whether so many are done"},
     {"collect", (PyCFunction)exchange_collect, METH_VARARGS, "collect(out, arena, info, final_info): take what is done"},
     {"control", (PyCFunction)exchange_control, METH_O, "control(worker): a message was sent to it"},
+    {"take_over", (PyCFunction)exchange_take_over, METH_O, "take_over(stuck): be a thread's successor"},
     {"forget", (PyCFunction)exchange_forget, METH_O, "forget(worker): its process is gone"},
     {NULL, NULL, 0, NULL},
 };

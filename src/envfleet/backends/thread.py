@@ -27,6 +27,9 @@ from envfleet.slot import Calls, SlotLife, drive
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
 
+#: To a thread that waits for jobs: there are rings now.
+_LOOK = object()
+
 
 class _Worker:
     """One thread and what it has to do. `jobs` survives the thread: a replacement takes it over."""
@@ -38,6 +41,7 @@ class _Worker:
         self.thread: threading.Thread
         self.generation = 0
         self.runner: Any = None  # the compiled life over this thread's slots, where there is one
+        self.exchange: Any = None  # and the rings its slots come by; all else comes by `jobs`
 
 
 class ThreadBackend(LocalBackend):
@@ -53,6 +57,7 @@ class ThreadBackend(LocalBackend):
         self._stuck: list[tuple[int, threading.Thread, str]] = []
         self._workers: list[_Worker] = []
         self._closing: list[tuple[int, Failure | Loss]] = []
+        self._exchange: Any = None  # the compiled doorbell, where there is one
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Start the threads and let them build their envs side by side."""
@@ -84,15 +89,34 @@ class ThreadBackend(LocalBackend):
     def attach(self, layout: Layout) -> Slab:
         """Rows on the heap; each thread drives its slots by a compiled runner of its own, where there is one."""
         slab = super().attach(layout)
-        for worker in self._workers:
-            self._make_runner(worker)
-        return slab
-
-    def _make_runner(self, worker: _Worker) -> None:
         compiled = native.load()
         if compiled is not None:
-            lives = {slot: self.lives[slot] for slot in np.flatnonzero(self.worker_of == worker.index).tolist()}
-            worker.runner = native.make_runner(compiled, self.slab, lives, worker.pulse.enter, worker.pulse.words)
+            if (
+                hasattr(compiled, "Exchange") and self.on_done is None
+            ):  # who is to be called cannot be called from there
+                self._memory = _aligned(compiled.Exchange.size(self.num_workers, slab.num_slots))
+                self._done_slots = np.zeros(slab.num_slots, np.int64)
+                self._exchange = self._open(compiled, -1)
+            for worker in self._workers:
+                self._make_runner(worker)
+                if self._exchange is not None:
+                    worker.exchange = self._open(compiled, worker.index)
+                    worker.jobs.put(_LOOK)
+        return slab
+
+    def _open(self, compiled: Any, me: int) -> Any:
+        # Never spinning: a thread that does would take the GIL's owner its core.
+        return compiled.Exchange(self._memory, self.num_workers, self.slab.num_slots, me, 0.0, me < 0, True)
+
+    def _make_runner(self, worker: _Worker) -> None:
+        lives = {slot: self.lives[slot] for slot in np.flatnonzero(self.worker_of == worker.index).tolist()}
+        words = worker.pulse.words
+        worker.runner = native.make_runner(native.load(), self.slab, lives, worker.pulse.enter, words)
+
+    def _post(self, worker: _Worker, job: Any) -> None:
+        worker.jobs.put(job)
+        if self._exchange is not None:
+            self._exchange.control(worker.index)
 
     def _launch(self, worker: _Worker) -> None:
         worker.generation += 1
@@ -102,13 +126,21 @@ class ThreadBackend(LocalBackend):
         worker.thread.start()
 
     def _work(self, worker: _Worker, generation: int) -> None:
+        exchange = worker.exchange
         while True:
+            if exchange is not None and worker.jobs.empty():
+                if exchange.work(worker.runner, None) < 0:
+                    return
+                continue
             job = worker.jobs.get()
             if worker.generation != generation:
-                worker.jobs.put(job)  # this thread was given up just as it came free: the job is its successor's
+                self._post(worker, job)  # this thread was given up just as it came free: the job is its successor's
                 return
             if job is None:
                 return
+            if job is _LOOK:
+                exchange = worker.exchange
+                continue
             sided = True
             if type(job) is int:
                 slot = job
@@ -138,21 +170,31 @@ class ThreadBackend(LocalBackend):
             self._done.add(slot, sided)
 
     def submit(self, slots: Slots) -> None:
-        """Queue the slots at their threads."""
+        """Give the slots to their threads."""
+        if self._exchange is not None:
+            self._exchange.submit(np.ascontiguousarray(slots), self.worker_of)
+            return
         workers, worker_of = self._workers, self.worker_of
         for slot in slots.tolist():
             workers[worker_of[slot]].jobs.put(slot)
 
     def wait(self, at_least: int, timeout_s: float) -> Finished:
         """Collect what the threads have finished."""
-        taken = self._done.take(at_least, timeout_s)
-        return self._finish(taken, self._done.take_sided(taken))
+        if self._exchange is None:
+            taken = self._done.take(at_least, timeout_s)
+            return self._finish(taken, self._done.take_sided(taken))
+        deadline = time.monotonic() + timeout_s
+        while not self._exchange.wait(at_least, max(0.0, deadline - time.monotonic()), None):
+            if time.monotonic() >= deadline:
+                break
+        count, sided = self._exchange.collect(self._done_slots, b"", self.info, self.final_info)
+        return self._finish(self._done_slots[:count].tolist(), sided)
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call in the slots' own threads: some envs may only be touched by the thread that built them."""
         for i, slot in enumerate(slots):
             job = ("call", slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs)
-            self._workers[self.worker_of[slot]].jobs.put(job)
+            self._post(self._workers[self.worker_of[slot]], job)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
@@ -172,6 +214,9 @@ class ThreadBackend(LocalBackend):
         stuck.pulse = self.pulses[worker] = Pulse.local(1)[0]
         if stuck.runner is not None:
             self._make_runner(stuck)
+        if stuck.exchange is not None:
+            old, stuck.exchange = stuck.exchange, self._open(native.load(), worker)
+            stuck.exchange.take_over(old)
         self._launch(stuck)
         return stack
 
@@ -191,7 +236,7 @@ class ThreadBackend(LocalBackend):
         for worker in self._workers:
             for slot in np.flatnonzero(self.worker_of == worker.index).tolist():
                 worker.jobs.put(("close", slot))
-            worker.jobs.put(None)
+            self._post(worker, None)
         late = [worker for worker in self._workers if not _joined(worker.thread, deadline)]
         for _ in range(self.recipe.num_slots if late else 0):
             # Stuck in one slot: give that call up, and let a new thread close the slots behind it.
@@ -214,6 +259,13 @@ def _drive(life: SlotLife, calls: Calls, pulse: Pulse) -> None:
     """No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already."""
     with contextlib.suppress(KeyboardInterrupt):
         drive(life, calls, pulse.enter)
+
+
+def _aligned(size_bytes: int) -> np.ndarray[Any, Any]:
+    """Zeros that begin at a cache line, which is what keeps neighbours in them from slowing each other down."""
+    block = np.zeros(size_bytes + 64, np.uint8)
+    start = -block.ctypes.data % 64
+    return block[start : start + size_bytes]
 
 
 def _joined(thread: threading.Thread, deadline: float) -> bool:

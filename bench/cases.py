@@ -53,8 +53,6 @@ def builder(name: str) -> Callable[[str, int], Contestant] | str:
         return _PLAIN[name]
     if name.startswith("policy "):
         return special.with_policy(name.removeprefix("policy "))
-    if name in ("with statistics", "without statistics"):
-        return special.statistics(name == "with statistics")
     if name.startswith("ours "):
         return ours(name.removeprefix("ours "))  # type: ignore[no-any-return]
     if name in remote.PEERS:
@@ -103,7 +101,7 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
         Case("parent", measure=special.parent_cost, needs_s=25),
         Case("memory", measure=special.memory, needs_s=25),
         Case("startup", measure=special.startup, needs_s=25),
-        Case("statistics", cartpole, 64, ("with statistics", "without statistics")),
+        Case("statistics", measure=special.statistics, needs_s=40),
         Case("copy-cartpole", cartpole, 64, ("ours serial", "ours serial-copy", "ours shm", "ours shm-copy"), 0.5),
         Case("copy-image", "image", 64, ("ours serial", "ours serial-copy", "ours shm", "ours shm-copy"), 0.5),
     ]  # fmt: skip
@@ -131,6 +129,6 @@ def quick_cases() -> list[Case]:
         Case("unevensleep-8", "unevensleep", 8, ("ours thread-async", "ours aio-async")),
         Case("parent", measure=special.parent_cost),
         Case("startup", measure=special.startup),
-        Case("statistics", "CartPole-v1", 64, ("with statistics", "without statistics")),
+        Case("statistics", measure=special.statistics),
         Case("copy-cartpole", "CartPole-v1", 64, ("ours serial", "ours serial-copy")),
     ]  # fmt: skip

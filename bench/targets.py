@@ -10,7 +10,7 @@ from typing import Any
 from bench.cases import EVERY_PEER, IN_PROCESS, PROCESS_PER_ENV
 from bench.envs import SLEEP_CEILING_PER_SLOT
 from bench.store import HERE, Record
-from envfleet.measure import Estimate, Slice, difference_ns, estimate, ratio
+from envfleet.measure import Estimate, Slice, estimate, ratio
 
 PUFFER = "PufferLib Serial"
 _RLLIB = "RLlib two runners"
@@ -52,11 +52,8 @@ class Results:
         if record is None:
             return {}
         if name == PUFFER:
-            known = _puffer()
-            factor = known["ratios"].get(case)
-            if factor is None:
-                return {}
-            base = record.slices.get(known["over"], {})
+            over, factor = _puffer()["ratios"].get(case, ("", 1.0))
+            base = record.slices.get(over, {})
             return {
                 turn: dataclasses.replace(one, seconds=one.seconds / factor, cpu_ns=one.cpu_ns / factor)
                 for turn, one in base.items()
@@ -211,6 +208,6 @@ def _others(found: Results) -> Iterable[Row]:
         yield Row("startup", f"{slots} CartPole slots ready, {method}", 1.0, measured, " s", at_most=True)
     slow = estimate(seconds["slow constructor"]) if "slow constructor" in seconds else None
     yield Row("startup", "64 slots, constructor of 1 s, 8 workers", 10.0, slow, " s", at_most=True)
-    counted, bare = found.slices("statistics", "with statistics"), found.slices("statistics", "without statistics")
-    cost = difference_ns(counted, bare) if counted and bare else None
+    costs = found.values("statistics").get("cost_ns")
+    cost = estimate(costs) if costs else None
     yield Row("statistics", "statistics on every step, CPU per slot-step", 100.0, cost, " ns", at_most=True)

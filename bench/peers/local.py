@@ -50,7 +50,7 @@ class GymSync(Vectorised):
 
 
 class GymSyncCopying(Vectorised):
-    """As it comes: `copy=True`. PufferLib's earlier ratios are to this one."""
+    """As it comes: `copy=True`. PufferLib's earlier ratios on images are to this one."""
 
     def _make(self, builders: list[Any]) -> Any:
         vec = gym.vector.SyncVectorEnv(builders)

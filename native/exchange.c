@@ -120,7 +120,8 @@ void await_request(Exchange *x) {
         uint32_t seen = load(&worker->bell);
         store(&worker->sleeping, 1);
         fence();
-        if (!has_request(x)) sleep_on(&worker->bell, seen, SLICE_NS * 10);
+        // A process looks whether its parent still lives now and then; a thread only in case a ring was missed.
+        if (!has_request(x)) sleep_on(&worker->bell, seen, SLICE_NS * (x->in_thread ? 50 : 10));
         store(&worker->sleeping, 0);
         if (now_ns() > give_up) break;
     }

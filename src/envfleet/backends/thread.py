@@ -90,22 +90,22 @@ class ThreadBackend(LocalBackend):
         """Rows on the heap; each thread drives its slots by a compiled runner of its own, where there is one."""
         slab = super().attach(layout)
         compiled = native.load()
-        if compiled is not None:
-            if (
-                hasattr(compiled, "Exchange") and self.on_done is None
-            ):  # who is to be called cannot be called from there
-                self._memory = _aligned(compiled.Exchange.size(self.num_workers, slab.num_slots))
-                self._done_slots = np.zeros(slab.num_slots, np.int64)
-                self._exchange = self._open(compiled, -1)
+        if compiled is None:
+            return slab
+        for worker in self._workers:
+            self._make_runner(worker)
+        # `on_done` is called by the thread that finished a slot, which the compiled loop cannot do.
+        if hasattr(compiled, "Exchange") and self.on_done is None:
+            self._memory = _aligned(compiled.Exchange.size(self.num_workers, slab.num_slots))
+            self._done_slots = np.zeros(slab.num_slots, np.int64)
+            self._exchange = self._open(compiled, -1)
             for worker in self._workers:
-                self._make_runner(worker)
-                if self._exchange is not None:
-                    worker.exchange = self._open(compiled, worker.index)
-                    worker.jobs.put(_LOOK)
+                worker.exchange = self._open(compiled, worker.index)
+                worker.jobs.put(_LOOK)
         return slab
 
     def _open(self, compiled: Any, me: int) -> Any:
-        # Never spinning: a thread that does would take the GIL's owner its core.
+        # Never spinning: it was tried, costs a core, and gained nothing for envs that wait.
         return compiled.Exchange(self._memory, self.num_workers, self.slab.num_slots, me, 0.0, me < 0, True)
 
     def _make_runner(self, worker: _Worker) -> None:

@@ -73,4 +73,5 @@ sanitize: $(VENV)/.dev ## the compiled core under address and undefined-behaviou
 	ENVFLEET_BUILD=sanitize $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize-tmp
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 PYTHONPATH=build/sanitize PYTHONMALLOC=malloc \
-	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/native tests/conformance -m "not full" -k "serial or shm or native"
+	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/native tests/conformance tests/faults/test_thread_rings.py -m "not full" \
+	  -k "serial or shm or thread or aio or native"

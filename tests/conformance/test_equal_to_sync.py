@@ -88,7 +88,9 @@ def script(envs: Any, name: str, mode: str, steps: int) -> list[bytes]:
             if mode == "Disabled":
                 masked(ended)
             elif step % 7 == 0:
-                masked(rng.random(envs.num_envs) < 0.5) if step % 2 else masked(ended)
+                drawn = rng.random(envs.num_envs) < 0.5
+                drawn[0] |= not drawn.any()  # a mask of nobody is refused
+                masked(drawn) if step % 2 else masked(ended)
         if step and step % (steps // 3) == 0:
             out.append(canonical(envs.reset()))  # unseeded: each env's own stream goes on
         if step and step % (steps // 2) == 0:

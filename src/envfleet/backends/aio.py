@@ -118,6 +118,7 @@ class AioBackend(LocalBackend):
                 if life.abandoned:
                     raise  # cancelled because it was stuck
                 life.fail_in(error, "step")
+                life.worked_since(int(self.pulses[slot].words[2]))
                 self.pulses[slot].enter(-1, "idle")
             else:
                 if step is None:

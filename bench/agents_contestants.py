@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 import envfleet as ef
-from bench.contestants import Contestant, Limit, now
+from bench.contestants import Contestant, Limit, now, step_apart
 from bench.peers import remote
 from envfleet.supervise.machine import usable_cpus
 
@@ -116,24 +116,9 @@ class Ours(Contestant):
         self._turn = 0
 
     def run(self, seconds: float) -> tuple[int, float]:
-        return self._run_apart(seconds) if self._at_least else self._run_together(seconds)
-
-    def _run_apart(self, seconds: float) -> tuple[int, float]:
-        fleet, actions, steps, start = self.fleet, self._actions, 0, now()
-        fleet.send(actions[0])
-        while True:
-            slots = fleet.recv(at_least=self._at_least, copy=False).slots
-            took = now() - start
-            steps += len(slots)
-            if took >= seconds:
-                break
-            self._turn += 1
-            fleet.send(actions[self._turn % len(actions)][slots], slots)
-        if len(slots) < self.slots:
-            fleet.recv()  # these are not counted
-        return steps * AGENTS, took
-
-    def _run_together(self, seconds: float) -> tuple[int, float]:
+        if self._at_least:
+            steps, took = step_apart(self.fleet, self._actions, self._at_least, seconds)
+            return steps * AGENTS, took
         fleet, actions, before, start = self.fleet, self._actions, self._turn, now()
         while now() - start < seconds:
             fleet.step(actions[self._turn % len(actions)], copy=False)

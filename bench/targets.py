@@ -182,11 +182,9 @@ def _auto(found: Results) -> Iterable[Row]:
 
 
 def _many_slots(found: Results) -> Iterable[Row]:
-    by_slots = {
-        row["slots"]: row
-        for row in found.values("parent").get("rows", [])
-        if row["workers"] == 2 and row["how"] == "awake"
-    }
+    awake = [row for row in found.values("parent").get("rows", []) if row["how"] == "awake"]
+    fewest = min((row["workers"] for row in awake), default=0)
+    by_slots = {row["slots"]: row for row in awake if row["workers"] == fewest}
     per_slot = growth = None
     if 4096 in by_slots:
         many, fewer = by_slots[4096], by_slots[1024]

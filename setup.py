@@ -35,6 +35,7 @@ def extensions() -> list[Extension]:
                 "native/runner_agents.c",
                 "native/runner_type.c",
                 "native/info.c",
+                "native/board.c",
                 "native/exchange.c",
                 "native/exchange_type.c",
             ],

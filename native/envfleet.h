@@ -9,11 +9,23 @@
 
 // What a slot left beside its row: nothing, an info in the arena, or something Python has to look at.
 // GONE: the call was given up, nothing was written. LEFT: nothing was written either, the Python life must take the result.
-enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2, SIDE_GONE = 4, SIDE_LEFT = 8 };
+// BROKEN (with PYTHON): an exception cut the advance itself short, whatever the row says.
+enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2, SIDE_GONE = 4, SIDE_LEFT = 8, SIDE_BROKEN = 8 };
+
+// What the parent knows of its slots' turns: board.c.
+typedef struct {
+    PyObject *parts; // keeps all below alive
+    uint32_t *given, *done;
+    PyObject *info, *final_info, *sided;
+} Board;
+int board_set(Board *board, PyObject *parts);
+int board_finish(Board *board, Py_ssize_t slot, uint32_t turn, int side, const char *row, Py_ssize_t row_bytes);
 // Phases as src/envfleet/slot.py numbers them.
 enum { PHASE_IDLE = 0, PHASE_RESET = 2, PHASE_STEP = 3 };
 // Commands as src/envfleet/layout.py numbers them.
 enum { COMMAND_STEP = 0 };
+// Status as src/envfleet/layout.py numbers it.
+enum { STATUS_READY = 0, STATUS_FAULT = 2 };
 
 typedef struct {
     PyObject *life;         // the Python life of this slot (borrowed from Runner.lives)
@@ -51,6 +63,16 @@ typedef struct {
     char on_end_reset, has_columns;
     int64_t *pulse;              // slot, phase, since: NULL where nobody watches
     Py_ssize_t pulse_words;      // from one slot's pulse to the next; 0: there is one for all
+    struct {
+        char *rows, *kept;
+        Py_ssize_t bytes;        // of one row
+    } *keeping;                  // what is copied before an advance writes into a row: Slab.keep
+    Py_ssize_t num_keeping;
+    uint32_t *kept_turn;
+    PyObject *keep;              // Slab.keep, where objects have to be kept too
+    Board board;                 // of a parent that steps by itself
+    char interruptible;          // runs in a main thread: a KeyboardInterrupt is the user's, not the env's
+    unsigned born;               // how often this process had been forked when the runner was made
     char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
     Py_ssize_t arena_bytes;
 } Runner;
@@ -59,11 +81,14 @@ extern PyTypeObject RunnerType;
 int runner_setup_numpy(void);
 // One advance of a slot. Returns SIDE_…, or -1 with an exception that must not be caught (KeyboardInterrupt).
 // `*now`: the time if the caller knows it, else 0; likewise on return. So a row of advances reads the clock once each.
-int runner_advance(Runner *runner, Py_ssize_t slot, int64_t *now);
+int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now);
+// How often a fork has made this process from another; and the end of a child that comes back out of an env's call.
+extern unsigned fork_count;
+void end_if_forked(Runner *runner);
 void runner_idle(Runner *runner, int64_t now);
 // An advance in two halves, for envs whose step is awaited in between: call it, and take what it gave.
 int runner_can_begin(Runner *runner, Py_ssize_t slot);
-PyObject *runner_begin(Runner *runner, Py_ssize_t slot, int64_t now);
+PyObject *runner_begin(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t now);
 int runner_take(Runner *runner, Py_ssize_t slot, PyObject *result);
 // A plain info as bytes: how many, or -1 when it is for pickle.
 Py_ssize_t info_encode(PyObject *info, char *out, Py_ssize_t room_bytes);

@@ -47,10 +47,10 @@ static uint32_t sum_done(Exchange *x) {
     return sum;
 }
 
-void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side) {
+void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side, uint32_t turn) {
     Worker *worker = &x->workers[w];
     uint32_t tail = worker->done_tail;
-    dones(x, w)[tail & x->mask] = slot | (uint32_t)side << SIDE_SHIFT;
+    dones(x, w)[tail & x->mask] = entry_of(slot, side, turn);
     store(&worker->done_tail, tail + 1);
 }
 
@@ -128,14 +128,14 @@ void await_request(Exchange *x) {
     learn_gap(x, now_ns() - start);
 }
 
-// Puts slots into their workers' rings.
+// Puts slots into their workers' rings, each with its next turn.
 void hand_over(Exchange *x, const int64_t *slots, Py_ssize_t count, const int64_t *owner) {
     Py_ssize_t last = -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_ssize_t w = owner[slots[i]];
         Worker *worker = &x->workers[w];
         uint32_t tail = worker->request_tail;
-        requests(x, w)[tail & x->mask] = (uint32_t)slots[i];
+        requests(x, w)[tail & x->mask] = entry_of((uint32_t)slots[i], 0, ++x->board.given[slots[i]]);
         store(&worker->request_tail, tail + 1);
         // Slots come in runs of one worker: ring once per run, as soon as the run is complete, so that it starts early.
         if (last >= 0 && last != w && last != x->me) ring_worker(x, last);

@@ -5,8 +5,17 @@
 #include "envfleet.h"
 
 #define LINE 64
+
+// An entry of a ring: the slot (28 bits), what it left beside its row (4), and the turn it belongs to (32).
+typedef uint64_t Entry;
 #define SIDE_SHIFT 28
 #define SLOT_MASK ((1u << SIDE_SHIFT) - 1)
+static inline Entry entry_of(uint32_t slot, int side, uint32_t turn) {
+    return (Entry)turn << 32 | (Entry)side << SIDE_SHIFT | slot;
+}
+static inline uint32_t slot_of(Entry entry) { return (uint32_t)entry & SLOT_MASK; }
+static inline int side_of(Entry entry) { return (int)((uint32_t)entry >> SIDE_SHIFT); }
+static inline uint32_t turn_of(Entry entry) { return (uint32_t)(entry >> 32); }
 
 typedef struct {
     _Alignas(LINE) uint32_t request_tail; // parent
@@ -27,8 +36,10 @@ typedef struct {
     PyObject *buffer;
     Parent *parent;
     Worker *workers;
-    uint32_t *rings; // per worker: requests[capacity], done[capacity]
-    Py_ssize_t num_workers, me;
+    Entry *rings; // per worker: requests[capacity], done[capacity]
+    Board board;  // of the parent
+    unsigned long long num_stale; // entries dropped because they belonged to an earlier turn
+    Py_ssize_t num_workers, num_slots, me;
     char is_parent; // `me` is then the parent's own share, or -1
     char in_thread; // workers are threads of the parent's process
     char busy;      // a thread: it is in an env
@@ -44,8 +55,8 @@ typedef struct {
 static inline uint32_t load(uint32_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 static inline void store(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline uint32_t *requests(Exchange *x, Py_ssize_t w) { return x->rings + 2 * w * x->capacity; }
-static inline uint32_t *dones(Exchange *x, Py_ssize_t w) { return x->rings + (2 * w + 1) * x->capacity; }
+static inline Entry *requests(Exchange *x, Py_ssize_t w) { return x->rings + 2 * w * x->capacity; }
+static inline Entry *dones(Exchange *x, Py_ssize_t w) { return x->rings + (2 * w + 1) * x->capacity; }
 
 static inline int has_request(Exchange *x) {
     return load(&x->workers[x->me].request_tail) != x->request_head[x->me] ||
@@ -53,7 +64,7 @@ static inline int has_request(Exchange *x) {
 }
 
 void ring_worker(Exchange *x, Py_ssize_t w);
-void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side);
+void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side, uint32_t turn);
 void tell_parent(Exchange *x);
 void await_request(Exchange *x);
 void take_place(Exchange *x);

@@ -2,8 +2,22 @@
 #ifdef __linux__
 #include "exchange.h"
 
+// An advance ended with an exception of its own, not of the env, whose failures are in the row: the row is made to say so.
+// -1 when even that fails.
+static int broken(Runner *runner, uint32_t slot) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *done = PyObject_CallMethod(runner->slots[slot].life, "fail_in", "Os", value ? value : Py_None, "step");
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done ? SIDE_PYTHON : -1;
+}
+
 // work(runner, on_side) -> number of messages waiting (0: nothing came for a while; -1: this thread was given up).
-// on_side(slot), or None, sends what the slot left beside its row before the slot is told to be done.
+// on_side(slot, turn), or None, sends what the slot left beside its row before the slot is told to be done.
 static PyObject *exchange_work(Exchange *self, PyObject *args) {
     Runner *runner;
     PyObject *on_side;
@@ -25,35 +39,38 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
         }
         take_place(self);
         while (self->request_head[self->me] != tail) {
-            uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
+            Entry request = requests(self, self->me)[self->request_head[self->me] & self->mask];
+            uint32_t slot = slot_of(request), turn = turn_of(request);
             int64_t now = 0; // not the end of the slot before: telling the parent is not this env's work
             self->busy = 1;
-            int side = runner_advance(runner, slot, &now);
+            int side = runner_advance(runner, slot, turn, &now);
             self->busy = 0;
             if (self->detached) { // the row and the rings are another's now
                 PyErr_Clear();
                 return PyLong_FromLong(-1);
             }
             runner_idle(runner, now);
-            if (side < 0) {
-                if (!self->in_thread) return NULL;
-                PyErr_Clear(); // no Ctrl-C ever arrives in such a thread: the env raised it, and its row says so
-                side = SIDE_PYTHON;
-            }
-            if (side == SIDE_PYTHON && on_side != Py_None) {
-                PyObject *done = PyObject_CallFunction(on_side, "I", slot);
+            if (side < 0 && (side = broken(runner, slot)) < 0) return NULL;
+            if (side & SIDE_PYTHON && on_side != Py_None) {
+                PyObject *done = PyObject_CallFunction(on_side, "II", slot, turn);
                 if (!done) return NULL;
                 Py_DECREF(done);
             }
             self->request_head[self->me]++;
-            publish(self, self->me, slot, side);
+            publish(self, self->me, slot, side, turn);
             tell_parent(self);
         }
     }
 }
 
+static int has_board(Exchange *self) {
+    if (!self->board.parts) PyErr_SetString(PyExc_RuntimeError, "only an exchange with a board hands slots over");
+    return self->board.parts != NULL;
+}
+
 static PyObject *exchange_submit(Exchange *self, PyObject *args) {
     Py_buffer slots, owners;
+    if (!has_board(self)) return NULL;
     if (!PyArg_ParseTuple(args, "y*y*", &slots, &owners)) return NULL;
     if (self->in_thread) { // a thread that is woken wants the GIL at once: not to be found waiting for it
         Py_BEGIN_ALLOW_THREADS
@@ -73,11 +90,11 @@ static int wait_for(Exchange *self, uint32_t need, double timeout_s, PyObject *r
         Worker *mine = &self->workers[self->me];
         take_place(self);
         while (self->request_head[self->me] != mine->request_tail && available(self) < need) {
-            uint32_t slot = requests(self, self->me)[self->request_head[self->me] & self->mask];
-            int side = runner_advance((Runner *)runner, slot, &now);
+            Entry request = requests(self, self->me)[self->request_head[self->me] & self->mask];
+            int side = runner_advance((Runner *)runner, slot_of(request), turn_of(request), &now);
             self->request_head[self->me]++;
-            // Interrupted in the env: the life has noted it, the slot comes back as failed, the interrupt goes on.
-            publish(self, self->me, slot, side < 0 ? SIDE_PYTHON : side);
+            // Interrupted in the env or in its life: the slot comes back as failed, the interrupt goes on.
+            publish(self, self->me, slot_of(request), side < 0 ? SIDE_PYTHON | SIDE_BROKEN : side, turn_of(request));
             if (side < 0) return -1;
         }
     }
@@ -102,15 +119,28 @@ static PyObject *exchange_wait(Exchange *self, PyObject *args) {
     return enough < 0 ? NULL : PyBool_FromLong(enough);
 }
 
+static int is_current(Exchange *self, Entry entry) {
+    uint32_t slot = slot_of(entry), turn = turn_of(entry);
+    return turn == self->board.given[slot] && turn != self->board.done[slot];
+}
+
 // Takes what is done if that is `count` slots with nothing beside their rows; else leaves all of it to collect().
 static int take_plain(Exchange *self, Py_ssize_t count) {
     for (Py_ssize_t w = 0; w < self->num_workers; w++) {
         uint32_t tail = load(&self->workers[w].done_tail);
-        for (uint32_t at = self->done_head[w]; at != tail; at++, count--)
-            if (dones(self, w)[at & self->mask] >> SIDE_SHIFT != SIDE_NONE) return 0;
+        for (uint32_t at = self->done_head[w]; at != tail; at++, count--) {
+            Entry entry = dones(self, w)[at & self->mask];
+            if (side_of(entry) != SIDE_NONE || !is_current(self, entry)) return 0;
+        }
     }
     if (count) return 0;
-    for (Py_ssize_t w = 0; w < self->num_workers; w++) self->done_head[w] = load(&self->workers[w].done_tail);
+    for (Py_ssize_t w = 0; w < self->num_workers; w++) {
+        uint32_t tail = load(&self->workers[w].done_tail);
+        for (; self->done_head[w] != tail; self->done_head[w]++) {
+            Entry entry = dones(self, w)[self->done_head[w] & self->mask];
+            self->board.done[slot_of(entry)] = turn_of(entry);
+        }
+    }
     return 1;
 }
 
@@ -120,6 +150,7 @@ static PyObject *exchange_round(Exchange *self, PyObject *args) {
     Py_buffer slots, owners;
     double timeout_s;
     PyObject *runner;
+    if (!has_board(self)) return NULL;
     if (!PyArg_ParseTuple(args, "y*y*dO", &slots, &owners, &timeout_s, &runner)) return NULL;
     Py_ssize_t count = slots.len / 8;
     hand_over(self, slots.buf, count, owners.buf);
@@ -130,54 +161,28 @@ static PyObject *exchange_round(Exchange *self, PyObject *args) {
     return PyBool_FromLong(enough && take_plain(self, count));
 }
 
-static PyObject *arena_bytes(const char *row, int final, Py_ssize_t size) {
-    const uint32_t *lengths = (const uint32_t *)row;
-    Py_ssize_t offset = 8 + (final ? 0 : lengths[1]), length = lengths[final ? 1 : 0];
-    return length && offset + length <= size ? PyBytes_FromStringAndSize(row + offset, length) : NULL;
-}
-
-static int keep(PyObject *dict, PyObject *slot, PyObject *data) {
-    if (!data) {
-        if (PyErr_Occurred()) return -1;
-        if (PyDict_GET_SIZE(dict) && PyDict_Contains(dict, slot) == 1) return PyDict_DelItem(dict, slot);
-        return 0;
-    }
-    int bad = PyDict_SetItem(dict, slot, data);
-    Py_DECREF(data);
-    return bad;
-}
-
-// collect(out: int64 buffer, arena, info, final_info) -> (count, [slots whose rest is with Python]).
-static PyObject *exchange_collect(Exchange *self, PyObject *args) {
-    Py_buffer out, arena;
-    PyObject *info, *final_info;
-    if (!PyArg_ParseTuple(args, "w*y*O!O!", &out, &arena, &PyDict_Type, &info, &PyDict_Type, &final_info)) return NULL;
-    int64_t *slots = out.buf;
-    Py_ssize_t count = 0, most = out.len / 8, row_bytes = most ? arena.len / most : 0;
-    PyObject *python = PyList_New(0);
-    int bad = !python;
+// collect(arena): take what is done onto the board. An entry of another turn than the slot's is dropped and counted.
+static PyObject *exchange_collect(Exchange *self, PyObject *buffer) {
+    Py_buffer arena;
+    if (PyObject_GetBuffer(buffer, &arena, PyBUF_SIMPLE) < 0) return NULL;
+    Py_ssize_t row_bytes = self->num_slots ? arena.len / self->num_slots : 0;
+    int bad = !has_board(self);
     for (Py_ssize_t w = 0; !bad && w < self->num_workers; w++) {
         uint32_t tail = load(&self->workers[w].done_tail);
-        for (; !bad && self->done_head[w] != tail && count < most; self->done_head[w]++) {
-            uint32_t entry = dones(self, w)[self->done_head[w] & self->mask], side = entry >> SIDE_SHIFT;
-            Py_ssize_t slot = entry & SLOT_MASK;
-            slots[count++] = slot;
-            if (side == SIDE_NONE && !PyDict_GET_SIZE(info) && !PyDict_GET_SIZE(final_info)) continue;
-            const char *row = (const char *)arena.buf + slot * row_bytes;
-            PyObject *number = PyLong_FromSsize_t(slot);
-            bad = !number || keep(info, number, side && row_bytes ? arena_bytes(row, 0, row_bytes) : NULL) < 0 ||
-                  keep(final_info, number, side && row_bytes ? arena_bytes(row, 1, row_bytes) : NULL) < 0 ||
-                  (side == SIDE_PYTHON && PyList_Append(python, number) < 0);
-            Py_XDECREF(number);
+        for (; !bad && self->done_head[w] != tail; self->done_head[w] += !bad) {
+            Entry entry = dones(self, w)[self->done_head[w] & self->mask];
+            Py_ssize_t slot = slot_of(entry);
+            if (slot >= self->num_slots || !is_current(self, entry)) {
+                self->num_stale++;
+                continue;
+            }
+            bad = board_finish(&self->board, slot, turn_of(entry), side_of(entry),
+                               row_bytes ? (const char *)arena.buf + slot * row_bytes : NULL, row_bytes) < 0;
         }
     }
-    PyBuffer_Release(&out);
     PyBuffer_Release(&arena);
-    if (bad) {
-        Py_XDECREF(python);
-        return NULL;
-    }
-    return Py_BuildValue("nN", count, python);
+    if (bad) return NULL;
+    return PyLong_FromUnsignedLongLong(self->num_stale);
 }
 
 static PyObject *exchange_control(Exchange *self, PyObject *number) {
@@ -220,19 +225,25 @@ static uint32_t power_of_two(Py_ssize_t count) {
 static PyObject *exchange_size(PyObject *type, PyObject *args) {
     Py_ssize_t num_workers, num_slots;
     if (!PyArg_ParseTuple(args, "nn", &num_workers, &num_slots)) return NULL;
-    size_t rings = (size_t)num_workers * 2 * power_of_two(num_slots) * sizeof(uint32_t);
+    size_t rings = (size_t)num_workers * 2 * power_of_two(num_slots) * sizeof(Entry);
     return PyLong_FromSize_t(sizeof(Parent) + num_workers * sizeof(Worker) + rings);
 }
 
 static int exchange_init(Exchange *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"memory", "num_workers", "num_slots", "me", "spin_s", "is_parent", "in_thread", NULL};
+    static char *names[] = {"memory", "num_workers", "num_slots", "me", "spin_s", "is_parent", "in_thread", "board", NULL};
     Py_buffer memory;
     Py_ssize_t num_slots;
     double spin_s = 0.004;
     int is_parent = 0, in_thread = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "w*nnn|dpp", names, &memory, &self->num_workers, &num_slots, &self->me,
-                                     &spin_s, &is_parent, &in_thread))
+    PyObject *board = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "w*nnn|dppO", names, &memory, &self->num_workers, &num_slots, &self->me,
+                                     &spin_s, &is_parent, &in_thread, &board))
         return -1;
+    if (board != Py_None && board_set(&self->board, board) < 0) {
+        PyBuffer_Release(&memory);
+        return -1;
+    }
+    self->num_slots = num_slots;
     self->in_thread = (char)in_thread;
     self->is_parent = (char)is_parent;
     self->capacity = power_of_two(num_slots);
@@ -240,7 +251,7 @@ static int exchange_init(Exchange *self, PyObject *args, PyObject *kwargs) {
     self->spin_ns = (int64_t)(spin_s * 1e9);
     self->parent = memory.buf;
     self->workers = (Worker *)(self->parent + 1);
-    self->rings = (uint32_t *)(self->workers + self->num_workers);
+    self->rings = (Entry *)(self->workers + self->num_workers);
     self->buffer = Py_NewRef(memory.obj);
     self->request_head = PyMem_Calloc(self->num_workers, sizeof(uint32_t));
     self->done_head = PyMem_Calloc(self->num_workers, sizeof(uint32_t));
@@ -257,6 +268,7 @@ static void exchange_dealloc(Exchange *self) {
     PyMem_Free(self->request_head);
     PyMem_Free(self->done_head);
     Py_CLEAR(self->buffer);
+    Py_CLEAR(self->board.parts);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -266,7 +278,7 @@ static PyMethodDef exchange_methods[] = {
     {"submit", (PyCFunction)exchange_submit, METH_VARARGS, "submit(slots, worker_of): hand slots to their workers"},
     {"round", (PyCFunction)exchange_round, METH_VARARGS, "round(slots, worker_of, timeout_s, runner): submit and take all"},
     {"wait", (PyCFunction)exchange_wait, METH_VARARGS, "wait(need, timeout_s, runner): whether so many are done"},
-    {"collect", (PyCFunction)exchange_collect, METH_VARARGS, "collect(out, arena, info, final_info): take what is done"},
+    {"collect", (PyCFunction)exchange_collect, METH_O, "collect(arena): take what is done; gives how many entries were stale"},
     {"control", (PyCFunction)exchange_control, METH_O, "control(worker): a message was sent to it"},
     {"take_over", (PyCFunction)exchange_take_over, METH_O, "take_over(stuck): be a thread's successor"},
     {"forget", (PyCFunction)exchange_forget, METH_O, "forget(worker): its process is gone"},

@@ -7,13 +7,27 @@
 #include <numpy/arrayobject.h>
 #include <numpy/arrayscalars.h>
 
+#include <pthread.h>
+#include <unistd.h>
+
 #define FIELD(runner, slot, type, name) (*(type *)((runner)->head + (slot) * (runner)->stride + (runner)->at.name))
 
 static PyObject *str_finish_step, *str_reset_now, *str_write_obs, *str_keep_info, *str_fail_in, *str_info,
     *str_final_info, *str_read_action, *str_step, *str_reset, *str_take_reset, *str_obs, *str_final_obs, *empty_tuple, *seed_options;
 
+unsigned fork_count;
+
+static void count_fork(void) { fork_count++; }
+
+// An env may fork, and the child may come back out of its call (an exception in a helper, a forgotten exit). It holds the
+// worker's rings and sockets: if it went on, two processes would answer for one slot.
+void end_if_forked(Runner *runner) {
+    if (fork_count != runner->born) _exit(1);
+}
+
 int runner_setup_numpy(void) {
     import_array1(-1);
+    pthread_atfork(NULL, NULL, count_fork);
     str_finish_step = PyUnicode_InternFromString("finish_step");
     str_reset_now = PyUnicode_InternFromString("reset_now");
     str_write_obs = PyUnicode_InternFromString("write_obs");
@@ -156,21 +170,40 @@ int is_number(PyObject *value, double *out) {
 // Something failed with an exception set: the Python life makes it a FAULT row. -1 when it must travel on.
 static int failed(Runner *runner, Py_ssize_t slot, PyObject *phase) {
     PyObject *type, *value, *trace;
+    FIELD(runner, slot, uint8_t, status) = STATUS_FAULT; // before the exception is described, which runs its own methods
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     if (trace) PyException_SetTraceback(value, trace);
-    int fatal = PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt);
+    int fatal = runner->interruptible && PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt);
     PyObject *done = PyObject_CallMethodObjArgs(runner->slots[slot].life, str_fail_in, value, phase, NULL);
     Py_XDECREF(done);
     runner->slots[slot].has_info = 0;
-    if (!done || fatal) {
-        if (done) PyErr_Restore(type, value, trace);
+    if (done && fatal) {
+        PyErr_Restore(type, value, trace);
         return -1;
     }
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
-    return SIDE_PYTHON;
+    return done ? SIDE_PYTHON : -1;
+}
+
+// Copies the row as it was delivered, before this advance writes into it.
+static int keep_row(Runner *runner, Py_ssize_t slot, uint32_t turn) {
+    if (runner->keep) {
+        PyObject *kept = PyObject_CallFunction(runner->keep, "nI", slot, turn);
+        Py_XDECREF(kept);
+        return kept ? 0 : -1;
+    }
+    if (!runner->kept_turn) return 0;
+    for (Py_ssize_t i = 0; i < runner->num_keeping; i++) {
+        Py_ssize_t bytes = runner->keeping[i].bytes;
+        memcpy(runner->keeping[i].kept + slot * bytes, runner->keeping[i].rows + slot * bytes, bytes);
+    }
+    // Release: whoever sees the turn sees the whole copy, and nothing of the new row is written before it.
+    __atomic_store_n(&runner->kept_turn[slot], turn, __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return 0;
 }
 
 // The next episode, in the same step. Seeds, tasks and options are the Python life's; the plain reset is done here.
@@ -190,6 +223,7 @@ static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
     PyObject *none[3] = {NULL, Py_None, Py_None}, *called = Py_NewRef(s->reset);
     PyObject *result = s->explicit_reset ? PyObject_Vectorcall(called, none + 1, PY_VECTORCALL_ARGUMENTS_OFFSET, seed_options)
                                          : PyObject_CallNoArgs(called);
+    end_if_forked(runner);
     Py_DECREF(called); // the slot's own reference, or a comparison of addresses, is all that follows
     if (!result) return -1;
     if (s->reset != called) { // as in runner_advance: abandoned
@@ -244,8 +278,9 @@ static int irregular(Runner *runner, Py_ssize_t slot, PyObject *result) {
 }
 
 // Begins a step of an armed slot: what `env.step` returned (for an async env: what is to be awaited), or NULL.
-PyObject *runner_begin(Runner *runner, Py_ssize_t slot, int64_t now) {
+PyObject *runner_begin(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t now) {
     Slot *s = &runner->slots[slot];
+    if (keep_row(runner, slot, turn) < 0) return NULL;
     if (s->has_info) {
         PyObject_SetAttr(s->life, str_info, Py_None);
         PyObject_SetAttr(s->life, str_final_info, Py_None);
@@ -255,6 +290,7 @@ PyObject *runner_begin(Runner *runner, Py_ssize_t slot, int64_t now) {
     if (!action) return NULL;
     pulse(runner, slot, PHASE_STEP, now);
     PyObject *called = Py_NewRef(s->step), *result = PyObject_CallOneArg(called, action);
+    end_if_forked(runner);
     Py_DECREF(called);
     Py_DECREF(action);
     return result;
@@ -323,8 +359,8 @@ static int take_plain(Runner *runner, Py_ssize_t slot, PyObject *result, const P
 }
 
 // One step of an armed slot, begun at `now`.
-static int advance_armed(Runner *runner, Py_ssize_t slot, int64_t now) {
-    PyObject *called = Py_NewRef(runner->slots[slot].step), *result = runner_begin(runner, slot, now);
+static int advance_armed(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t now) {
+    PyObject *called = Py_NewRef(runner->slots[slot].step), *result = runner_begin(runner, slot, turn, now);
     int gone = runner->slots[slot].step != called;
     Py_DECREF(called);
     if (gone) { // disarmed: a thread's stuck call was abandoned, the row is not ours any more
@@ -360,12 +396,11 @@ int runner_take(Runner *runner, Py_ssize_t slot, PyObject *result) {
     return side;
 }
 
-int runner_advance(Runner *runner, Py_ssize_t slot, int64_t *now) {
+int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now) {
     Slot *s = &runner->slots[slot];
     if (runner->arena) memset(runner->arena + slot * runner->arena_bytes, 0, 8);
     if (!is_steppable(runner, slot)) {
-        PyObject *number = PyLong_FromSsize_t(slot), *sided = number ? PyObject_CallOneArg(runner->slow, number) : NULL;
-        Py_XDECREF(number);
+        PyObject *sided = PyObject_CallFunction(runner->slow, "nI", slot, turn);
         *now = 0;
         if (!sided) return -1;
         s->has_info = sided == Py_True;
@@ -373,7 +408,7 @@ int runner_advance(Runner *runner, Py_ssize_t slot, int64_t *now) {
         return s->has_info ? SIDE_PYTHON : SIDE_NONE;
     }
     int64_t begin = *now ? *now : now_ns(), busy = FIELD(runner, slot, int64_t, busy_ns);
-    int side = advance_armed(runner, slot, begin);
+    int side = advance_armed(runner, slot, turn, begin);
     *now = now_ns();
     if (side >= 0 && !(side & SIDE_GONE)) { // also where the Python life took over and has counted its part
         FIELD(runner, slot, int64_t, step_ns) = *now - begin;

@@ -34,24 +34,46 @@ static int read_offsets(Runner *self, PyObject *offsets) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static int read_keeping(Runner *self, PyObject *pairs, Py_ssize_t rows) {
+    self->num_keeping = PyList_GET_SIZE(pairs);
+    self->keeping = PyMem_Calloc(self->num_keeping + 1, sizeof *self->keeping);
+    if (!self->keeping) return -1;
+    for (Py_ssize_t i = 0; i < self->num_keeping; i++) {
+        PyObject *array, *kept;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(pairs, i), "OO", &array, &kept) ||
+            buffer_of(array, &self->keeping[i].rows, &self->keeping[i].bytes, rows) < 0 ||
+            buffer_of(kept, &self->keeping[i].kept, &self->keeping[i].bytes, rows) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"head", "offsets", "obs", "final_obs", "obs_is_int64_scalar", "action", "lives", "slow",
-                            "on_end_reset", "has_columns", "pulse", "arena", "pickle", "agents", "pulse_per_slot", NULL};
-    PyObject *head, *offsets, *obs, *final_obs, *action, *lives, *slow, *pulse, *arena, *pickle, *agents;
-    int is_int, on_end_reset, has_columns, pulse_per_slot;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOOO!p", names, &head, &PyDict_Type, &offsets, &obs,
+                            "on_end_reset", "has_columns", "pulse", "arena", "pickle", "agents", "pulse_per_slot", "kept",
+                            "kept_turn", "keep", "interruptible", NULL};
+    PyObject *head, *offsets, *obs, *final_obs, *action, *lives, *slow, *pulse, *arena, *pickle, *agents, *kept, *kept_turn,
+        *keep_call;
+    int is_int, on_end_reset, has_columns, pulse_per_slot, interruptible;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOOO!pO!OOp", names, &head, &PyDict_Type, &offsets, &obs,
                                      &final_obs, &is_int, &action, &PyDict_Type, &lives, &slow, &on_end_reset,
-                                     &has_columns, &pulse, &arena, &pickle, &PyTuple_Type, &agents, &pulse_per_slot))
+                                     &has_columns, &pulse, &arena, &pickle, &PyTuple_Type, &agents, &pulse_per_slot,
+                                     &PyList_Type, &kept, &kept_turn, &keep_call, &interruptible))
         return -1;
-    Py_ssize_t rows = PyObject_Size(head), pulse_bytes = 0;
-    char *pulse_data;
+    Py_ssize_t rows = PyObject_Size(head), pulse_bytes = 0, turn_bytes = 0;
+    char *pulse_data, *turn_data;
     if (rows < 0 || self->slots || buffer_of(head, &self->head, &self->stride, rows) < 0 ||
         buffer_of(obs, &self->obs, &self->obs_bytes, rows) < 0 ||
         buffer_of(final_obs, &self->final_obs, &self->obs_bytes, rows) < 0 ||
         buffer_of(action, &self->action, &self->action_bytes, rows) < 0 ||
         buffer_of(arena, &self->arena, &self->arena_bytes, rows) < 0 ||
-        buffer_of(pulse, &pulse_data, &pulse_bytes, 1) < 0 || read_offsets(self, offsets) < 0)
+        buffer_of(pulse, &pulse_data, &pulse_bytes, 1) < 0 || read_offsets(self, offsets) < 0 ||
+        buffer_of(kept_turn, &turn_data, &turn_bytes, rows) < 0 || read_keeping(self, kept, rows) < 0)
         return -1;
+    self->kept_turn = (uint32_t *)turn_data;
+    self->keep = keep_call == Py_None ? NULL : Py_NewRef(keep_call);
+    self->interruptible = (char)interruptible;
+    self->born = fork_count;
     self->pulse = (int64_t *)pulse_data;
     self->pulse_words = pulse_per_slot && rows ? pulse_bytes / rows / (Py_ssize_t)sizeof(int64_t) : 0;
     self->num_slots = rows;
@@ -62,7 +84,7 @@ static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     self->has_columns = (char)has_columns;
     self->slow = Py_NewRef(slow);
     self->pickle = pickle == Py_None ? NULL : Py_NewRef(pickle);
-    self->keep_alive = PyTuple_Pack(9, head, obs, final_obs, action, lives, pulse, arena, offsets, agents);
+    self->keep_alive = PyTuple_Pack(11, head, obs, final_obs, action, lives, pulse, arena, offsets, agents, kept, kept_turn);
     self->slots = PyMem_Calloc(rows ? rows : 1, sizeof(Slot));
     self->num_agents = PyTuple_GET_SIZE(agents);
     self->agents = self->num_agents ? agents : NULL;
@@ -86,6 +108,8 @@ static int runner_traverse(Runner *self, visitproc visit, void *arg) {
     Py_VISIT(self->keep_alive);
     Py_VISIT(self->slow);
     Py_VISIT(self->pickle);
+    Py_VISIT(self->keep);
+    Py_VISIT(self->board.parts);
     for (Py_ssize_t i = 0; self->slots && i < self->num_slots; i++) {
         Py_VISIT(self->slots[i].step);
         Py_VISIT(self->slots[i].reset);
@@ -102,6 +126,8 @@ static int runner_clear(Runner *self) {
     }
     Py_CLEAR(self->slow);
     Py_CLEAR(self->pickle);
+    Py_CLEAR(self->keep);
+    Py_CLEAR(self->board.parts);
     return 0;
 }
 
@@ -112,6 +138,7 @@ static void runner_dealloc(Runner *self) {
     PyMem_Free(self->slots);
     PyMem_Free(self->seen);
     PyMem_Free(self->rewards);
+    PyMem_Free(self->keeping);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -148,24 +175,26 @@ static PyObject *runner_disarm(Runner *self, PyObject *number) {
     Py_RETURN_NONE;
 }
 
-// advance(slot) -> whether it left something beside its row; None when its call was given up meanwhile.
-static PyObject *runner_one(Runner *self, PyObject *number) {
-    Py_ssize_t slot = PyLong_AsSsize_t(number);
-    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+// advance(slot, turn) -> whether it left something beside its row; None when its call was given up meanwhile.
+static PyObject *runner_one(Runner *self, PyObject *args) {
+    Py_ssize_t slot;
+    unsigned int turn;
+    if (!PyArg_ParseTuple(args, "nI", &slot, &turn) || checked(self, slot) < 0) return NULL;
     int64_t now = 0;
-    int side = runner_advance(self, slot, &now);
+    int side = runner_advance(self, slot, turn, &now);
     if (side < 0) return NULL;
     if (side == SIDE_GONE) Py_RETURN_NONE;
     runner_idle(self, now);
     return PyBool_FromLong(side != SIDE_NONE);
 }
 
-// begin(slot) -> what env.step returned, to be awaited; None when this is not a plain step of an armed slot.
-static PyObject *runner_begin_one(Runner *self, PyObject *number) {
-    Py_ssize_t slot = PyLong_AsSsize_t(number);
-    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+// begin(slot, turn) -> what env.step returned, to be awaited; None when this is not a plain step of an armed slot.
+static PyObject *runner_begin_one(Runner *self, PyObject *args) {
+    Py_ssize_t slot;
+    unsigned int turn;
+    if (!PyArg_ParseTuple(args, "nI", &slot, &turn) || checked(self, slot) < 0) return NULL;
     if (!runner_can_begin(self, slot)) Py_RETURN_NONE;
-    return runner_begin(self, slot, 0);
+    return runner_begin(self, slot, turn, 0);
 }
 
 // take(slot, result) -> whether it left something beside its row; None when the Python life must take the result.
@@ -179,42 +208,42 @@ static PyObject *runner_take_one(Runner *self, PyObject *const *args, Py_ssize_t
     return PyBool_FromLong(side != SIDE_NONE);
 }
 
-// run(slots: int64 buffer) -> list of slots that left something beside their rows, or None.
+// set_board((given, done, info, final_info, sided)): where run() tells of what it did.
+static PyObject *runner_set_board(Runner *self, PyObject *parts) {
+    if (!PyTuple_Check(parts) || board_set(&self->board, parts) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+// run(slots: int64 buffer): give each slot its next turn and advance it; False when one has something beside its row.
+// When it raises, the slot it was in has been given a turn that is not done, and those behind it have not.
 static PyObject *runner_run(Runner *self, PyObject *slots) {
     Py_buffer view;
-    PyObject *sided = NULL;
+    if (!self->board.parts) return PyErr_Format(PyExc_RuntimeError, "set_board() first");
     if (PyObject_GetBuffer(slots, &view, PyBUF_SIMPLE) < 0) return NULL;
     const int64_t *numbers = view.buf;
     int64_t now = 0;
-    for (Py_ssize_t i = 0; i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) {
-        int side = checked(self, numbers[i]) < 0 ? -1 : runner_advance(self, numbers[i], &now);
-        if (side < 0) goto stop;
-        if (side != SIDE_NONE) {
-            if (!sided && !(sided = PyList_New(0))) goto stop;
-            PyObject *number = PyLong_FromLongLong(numbers[i]);
-            int bad = !number || PyList_Append(sided, number) < 0;
-            Py_XDECREF(number);
-            if (bad) goto stop;
-        }
+    int plain = 1, bad = 0;
+    for (Py_ssize_t i = 0; !bad && i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) {
+        Py_ssize_t slot = numbers[i];
+        if ((bad = checked(self, slot) < 0)) break;
+        uint32_t turn = ++self->board.given[slot];
+        int side = runner_advance(self, slot, turn, &now);
+        plain &= side == SIDE_NONE;
+        bad = side < 0 || board_finish(&self->board, slot, turn, side, NULL, 0) < 0;
     }
-    runner_idle(self, now);
+    runner_idle(self, bad ? 0 : now);
     PyBuffer_Release(&view);
-    if (sided) return sided;
-    Py_RETURN_NONE;
-stop:
-    runner_idle(self, 0);
-    PyBuffer_Release(&view);
-    Py_XDECREF(sided);
-    return NULL;
+    return bad ? NULL : PyBool_FromLong(plain);
 }
 
 static PyMethodDef runner_methods[] = {
     {"arm", (PyCFunction)runner_arm, METH_VARARGS, "arm(slot, step, reset, limit, explicit_reset): drive this slot here"},
     {"disarm", (PyCFunction)runner_disarm, METH_O, "disarm(slot): leave this slot to the Python life"},
-    {"advance", (PyCFunction)runner_one, METH_O, "advance(slot): one slot; whether it left something beside its row"},
-    {"begin", (PyCFunction)runner_begin_one, METH_O, "begin(slot): call its step; gives what is to be awaited, or None"},
+    {"advance", (PyCFunction)runner_one, METH_VARARGS, "advance(slot, turn): one slot; whether it left something beside its row"},
+    {"begin", (PyCFunction)runner_begin_one, METH_VARARGS, "begin(slot, turn): call its step; gives what is to be awaited, or None"},
     {"take", (PyCFunction)(void (*)(void))runner_take_one, METH_FASTCALL, "take(slot, result): write what was awaited; None: not plain"},
-    {"run", (PyCFunction)runner_run, METH_O, "run(slots): advance slots; gives those with something beside their rows"},
+    {"run", (PyCFunction)runner_run, METH_O, "run(slots): advance slots; whether none has anything beside its row"},
+    {"set_board", (PyCFunction)runner_set_board, METH_O, "set_board(parts): where run() tells of turns"},
     {NULL, NULL, 0, NULL},
 };
 

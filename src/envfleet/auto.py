@@ -188,7 +188,8 @@ def _probe(recipe: Recipe) -> Probe:
         backend.call([0], "call", "__apply__", (measure_env,), {})
         deadline = time.monotonic() + recipe.init_timeout_s + PROBE_S
         while not (replies := backend.replies(0.05)):
-            if backend.wait(0, 0.0).losses or time.monotonic() > deadline:
+            backend.wait(0, 0.0)
+            if backend.has_trouble or time.monotonic() > deadline:
                 raise FleetError("its worker ended or took too long while being measured")
     finally:
         backend.close(2.0)

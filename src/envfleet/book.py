@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.backends.base import Turns
 from envfleet.errors import BadArgument
 from envfleet.recipe import pickled
 from envfleet.slab import Slab, Slots
@@ -24,15 +25,42 @@ KEEP: Any = type("Keep", (), {"__repr__": lambda self: "KEEP"})()
 
 
 class Book:
-    """Per-slot state of one fleet."""
+    """Per-slot state of one fleet.
 
-    def __init__(self, num_slots: int) -> None:
-        self.state = np.zeros(num_slots, np.int8)
+    Whose a slot is follows from three numbers: the turn it was last `given` (by the backend), the turn that is `done` (by
+    the backend, or by the supervisor for a row that it writes itself), and the turn the caller has `seen`. Each changes in
+    one step, so an exception between any two steps leaves a state that means something.
+    """
+
+    def __init__(self, given: Turns, done: Turns) -> None:
+        num_slots = len(given)
+        self.given, self.done = given, done
+        self.seen = given.copy()
+        self.met = given.copy()  # the turn the caller could have received: a recv or ready() has found it done
+        self.held = np.zeros(num_slots, bool)  # failed, and to be rebuilt before the caller gets the row
         self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
         self.actions: collections.deque[Any] = collections.deque(maxlen=8)  # (slots, actions) of the last sends
         self._task_blobs: list[bytes] = []
         self._task_ids: dict[bytes, int] = {}
+        self._num_told = 0  # tasks the workers know
         self._late: dict[int, dict[str, int]] = {}
+
+    @property
+    def state(self) -> np.ndarray[Any, Any]:
+        """[slot] -> IDLE, OUT or DONE."""
+        is_done = (self.done == self.given) & ~self.held
+        return ((self.given != self.seen) * (1 + is_done)).astype(np.int8)
+
+    def meet(self) -> np.ndarray[Any, Any]:
+        """The state; what is done can from now on also be dropped by a reset."""
+        state = self.state
+        done = state == DONE
+        self.met[done] = self.given[done]
+        return state
+
+    def is_out(self, slot: int) -> bool:
+        """Whether the caller waits for this slot's row."""
+        return bool(self.given[slot] != self.seen[slot] and (self.done[slot] != self.given[slot] or self.held[slot]))
 
     def task_value(self, task: int) -> Any:
         """The task behind an id, None for -1."""
@@ -44,9 +72,11 @@ class Book:
             return -1
         blob = pickled(value, "the task")
         if blob not in self._task_ids:
-            self._task_ids[blob] = len(self._task_blobs)
             self._task_blobs.append(blob)
-            tell({self._task_ids[blob]: blob})
+            self._task_ids[blob] = len(self._task_blobs) - 1
+        if self._num_told != len(self._task_blobs):  # also when the telling of an earlier one was interrupted
+            tell(dict(enumerate(self._task_blobs[self._num_told :], self._num_told)))
+            self._num_told = len(self._task_blobs)
         return self._task_ids[blob]
 
     def last_actions(self, slot: int) -> tuple[Any, ...]:
@@ -60,7 +90,7 @@ class Book:
 
     def assign(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
         """Write what the next reset of a slot uses, now or, while a worker has the row, with the next send."""
-        if self.state[slot] == OUT:
+        if self.is_out(slot):
             self._late.setdefault(slot, {}).update(change)
         else:
             self._write(slab, slot, change)
@@ -74,7 +104,8 @@ class Book:
         """The slots are being sent: what was assigned while they were out goes with them."""
         if self._late:
             for slot in slots.tolist():
-                self._write(slab, slot, self._late.pop(slot, {}))
+                self._write(slab, slot, self._late.get(slot, {}))
+                self._late.pop(slot, None)
 
     def _write(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
         for name, value in change.items():

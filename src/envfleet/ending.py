@@ -31,11 +31,9 @@ class Ending:
         self._closed = True
         if self._finalizer.detach() is None or os.getpid() != self.plan.pid:
             return
-        for slot, problem in self._backend.close(timeout_s):
-            self._supervisor.note_close(slot, problem)
-        late = [
-            fault for fault in self._supervisor.faults if fault.phase == "close" or "cannot be ended" in fault.cause
-        ]
+        problems = self._backend.close(timeout_s)
+        faults = [self._supervisor.note_close(slot, problem) for slot, problem in problems]
+        late = [fault for fault in faults if fault.phase == "close" or fault.kind == "timeout"]
         if late:
             warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=2)
 

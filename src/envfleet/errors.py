@@ -10,6 +10,7 @@
     ├── SlotBusy                      sent again before it was received
     ├── ResetNeeded                   stepped before the first reset, or after an end nobody reset
     ├── FleetClosed                   used after close()
+    ├── KeeperLost                    the process that starts and ends the workers is gone: make a new fleet
     ├── RecvTimeout (TimeoutError)    recv(timeout_s=…) ran out; nothing is lost, receive again
     └── FaultError                    an environment or its worker failed; `.fault` is the record
         ├── EnvFailed                 the environment raised, or returned what it must not
@@ -78,6 +79,16 @@ class FleetClosed(FleetError):
 
     def __init__(self, what: str = "the fleet") -> None:
         super().__init__(f"{what} is closed: make a new one")
+
+
+class KeeperLost(FleetError):
+    """The process that starts and ends a fleet's workers is gone, and the workers with it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the process that starts workers ended (killed from outside, or out of memory), and all workers with it: "
+            "close() this fleet and make a new one"
+        )
 
 
 class RecvTimeout(FleetError, TimeoutError):

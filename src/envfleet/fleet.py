@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,15 +13,17 @@ from envfleet.about import About
 from envfleet.actions import ActionWriter
 from envfleet.backends.base import Backend
 from envfleet.batch import Batch, pick
-from envfleet.book import DONE, IDLE, KEEP, OUT, Book, checked_seed, checked_slots, per_slot
+from envfleet.book import DONE, KEEP, OUT, Book, checked_seed, checked_slots, per_slot
 from envfleet.ending import Ending, close_quietly
-from envfleet.errors import BadArgument, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.errors import BadArgument, FleetClosed, FleetError, KeeperLost, RecvTimeout, ResetNeeded, SlotBusy
 from envfleet.groups import AgentGroup
 from envfleet.interface import EnvInterface
 from envfleet.layout import RESET, STEP, Layout
 from envfleet.plan import Plan
 from envfleet.slab import Slab, Slots
 from envfleet.supervise.supervisor import Policy, Supervisor
+
+T = TypeVar("T")
 
 _FOREVER = 1e9
 _EVERY = slice(None)
@@ -59,13 +61,15 @@ class Fleet(About, EnvInterface, Ending):
         self.slab: Slab = backend.attach(layout)
         self._backend = backend
         self._debug = debug
-        self._book = Book(self.num_envs)
+        self._book = Book(backend.given, backend.done)
         self._supervisor = Supervisor(backend, policy, self._book)
         self._writer = ActionWriter(self.slab)
         self._all = np.arange(self.num_envs)
         self._last_slots = self._all
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
+        self._inside = False  # a call is under way, or an exception cut the last one short: see `_enter`
+        self._optioned: set[int] = set()  # slots that were given options for a reset that has not been sent yet
         self._smooth = False  # every slot is the caller's, with a running or waiting episode: `step` may be short
         self._all_step = False  # every row's command is STEP, unless the supervisor has written since
         self._all_begun = False  # every slot has had an episode
@@ -83,7 +87,10 @@ class Fleet(About, EnvInterface, Ending):
         """
         if slots is self._last_slots and self._is_ordinary() and self._writer.write_some(actions, self._last_slots):
             self._send_again(self._last_slots)
-            return
+        else:
+            self._do(self._send, actions, slots)
+
+    def _send(self, actions: Any, slots: Any) -> None:
         chosen, order = self._slots(slots)
         self._refuse_unless_idle(chosen)
         fresh = self.slab.head["started"][chosen] == 0
@@ -97,14 +104,38 @@ class Fleet(About, EnvInterface, Ending):
             self._backend.give_mail(mail)
         self._submit(chosen, STEP)
 
+    def _do(self, call: Callable[..., T], *args: Any) -> T:
+        """Make a call that may change slots. If the last one did not come to its end, what it left half done is settled first.
+
+        An exception may pass at any moment: Ctrl-C, or a signal handler of the caller's that raises. The numbers in the book
+        then still say of every slot whose it is; what is found out here is only told late, never wrong.
+        """
+        self._refuse_closed()
+        if self._inside:
+            self._smooth = False
+            self._last_slots = _NO_SLOTS
+            self._all_step = False
+            self._backend.settle()
+            self._supervisor.take()
+        self._inside = True
+        try:
+            result = call(*args)
+        except FleetError:  # refused, or a fault that was told: nothing was cut short
+            self._inside = False
+            raise
+        self._inside = False
+        return result
+
     def _is_ordinary(self) -> bool:
         """Whether every row that is sent is a plain step: no slot to be built or begun, nothing to be delivered with it."""
         return (
             self._all_step
             and self._all_begun
+            and not self._inside
             and not self._supervisor.troubled
             and not self._supervisor.has_written
             and not self._book.has_late
+            and not self._optioned
             and not self._closed
             and not self._debug
             and os.getpid() == self.plan.pid
@@ -112,15 +143,18 @@ class Fleet(About, EnvInterface, Ending):
 
     def _send_again(self, slots: Slots) -> None:
         """The end of `send` for the slots last received, whose actions are written: they are known to be the caller's."""
+        self._inside = True
         self._book.actions.append((slots, self._writer.last))
         self._last_slots = _NO_SLOTS
         self._smooth = False
-        self._book.state[slots] = OUT
-        self._give(slots)
+        self._backend.submit(slots)
+        self._inside = False
 
     def _submit(self, slots: Slots, command: int) -> None:
         head, book, supervisor = self.slab.head, self._book, self._supervisor
         book.deliver_late(self.slab, slots)
+        if command == STEP and self._optioned:
+            self._give_options(dict.fromkeys(self._optioned.intersection(slots.tolist())))
         if self._debug:
             for batch in list(self._handed_out):
                 batch.poison(slots)
@@ -132,25 +166,18 @@ class Fleet(About, EnvInterface, Ending):
             slots = self._submit_troubled(slots, command)
         self._smooth = False
         self._last_slots = _NO_SLOTS
-        book.state[slots] = OUT
         if len(slots):
-            self._give(slots)
-
-    def _give(self, slots: Slots) -> None:
-        try:
             self._backend.submit(slots)
-        except BaseException:
-            self._give_up(slots)
-            raise
+        self._optioned.difference_update(slots.tolist() if self._optioned else ())
 
-    def _give_up(self, slots: Slots) -> None:
-        """An env was interrupted in this very thread, or its worker cannot be started: rebuilt at the next reset."""
-        self._supervisor.lost[slots] = self._supervisor.troubled = True
-        self._book.state[slots] = IDLE
+    def _give_options(self, options: dict[int, Any]) -> None:
+        """Options of a reset that is about to be sent; None takes back those of a reset that was interrupted before."""
+        self._optioned.update(options)
+        self._backend.give_options(options)
 
     def _submit_troubled(self, slots: Slots, command: int) -> Slots:
         """Slots that are quarantined come back at once; lost ones are rebuilt, and say so in their row."""
-        supervisor, state = self._supervisor, self._book.state
+        supervisor = self._supervisor
         quarantined = supervisor.quarantined[slots]
         sent = slots[~quarantined]
         lost = sent[supervisor.lost[sent]].tolist()
@@ -159,7 +186,6 @@ class Fleet(About, EnvInterface, Ending):
                 supervisor.sent_lost(slot)  # may raise: before any slot changes hands
         for slot in slots[quarantined].tolist():
             supervisor.quarantine_row(slot)
-            state[slot] = DONE
         supervisor.prepare_rebuild(lost)
         return sent
 
@@ -176,96 +202,105 @@ class Fleet(About, EnvInterface, Ending):
         RecvTimeout is raised when the time is over; nothing is lost by it.
         """
         if slots is None and timeout_s is None and (quick := self._recv_finished(at_least)) is not None:
-            return self._batch(quick, copy)
-        self._refuse_closed()
+            return self._deliver(quick, copy)
+        return self._do(self._recv, slots, at_least, timeout_s, copy)
+
+    def _recv(self, slots: Any, at_least: int | None, timeout_s: float | None, copy: bool) -> Batch:
         state = self._book.state
         wanted: Slots | slice = _EVERY if slots is None else self._slots(slots)[0]
-        count = self._check_sent(wanted)
+        count = self._check_sent(state, wanted)
         need = count if at_least is None else at_least
         if not 1 <= need <= count:
             raise BadArgument(f"at_least={at_least}: {count} slots are out")
         self._wait(wanted, need, timeout_s)
-        done = (state[wanted] == DONE).nonzero()[0]
+        done = (self._book.state[wanted] == DONE).nonzero()[0]
         got = done if isinstance(wanted, slice) else wanted[done]
         if self._supervisor.pending:
             self._supervisor.raise_pending(got.tolist())
-        self._received(got)
-        return self._batch(got, copy)
+        return self._deliver(got, copy)
 
-    def _received(self, got: Slots) -> None:
-        self._book.state[got] = IDLE
+    def _deliver(self, got: Slots, copy: bool) -> Batch:
+        """Hand rows to the caller. They are the caller's from the moment when all else is done."""
         got.flags.writeable = False
-        self._last_slots = got
         if len(got) == self.num_envs:
             self._all_begun = bool((self.slab.scalars["started"] > 0).all())
-            self._smooth = self._all_begun and not self._debug
+        batch = self._batch(got, copy)
+        self._supervisor.credit(got)
+        self._book.seen[got] = self._book.given[got]
+        self._last_slots = got
+        self._smooth = len(got) == self.num_envs and self._all_begun and not self._debug
+        self._inside = False
+        return batch
 
     def _recv_finished(self, at_least: int | None) -> Slots | None:
         """The short way of a `recv` of whatever comes, while nothing is out of order; None: take the long way."""
-        flags = self._book.state.tobytes()  # looking at bytes is several times cheaper than comparing arrays
-        out = flags.count(OUT)
+        book, backend, supervisor = self._book, self._backend, self._supervisor
+        if supervisor.troubled or self._inside or self._closed or os.getpid() != self.plan.pid:
+            return None
+        new = book.given != book.seen
+        out = int(np.count_nonzero(new))
         need = out if at_least is None else at_least
-        supervisor = self._supervisor
-        if supervisor.troubled or DONE in flags or not 1 <= need <= out or self._closed or os.getpid() != self.plan.pid:
+        if not 1 <= need <= out:
             return None
-        finished = self._backend.wait(need, supervisor.next_look_s())
-        if len(finished.done) < need or finished.failures or finished.losses:
-            supervisor.take(finished)
+        self._inside = True
+        backend.wait(need - int(np.count_nonzero(new & (book.done == book.given))), supervisor.next_look_s())
+        got = (new & (book.done == book.given)).nonzero()[0]
+        if backend.has_trouble or len(got) < need:
+            self._inside = False
             return None
-        got = np.sort(finished.done)
-        self._received(got)
-        supervisor.credit(got)
         supervisor.look()
         return got
 
-    def _check_sent(self, wanted: Slots | slice) -> int:
+    def _check_sent(self, state: np.ndarray[Any, Any], wanted: Slots | slice) -> int:
         """How many slots `recv` may wait for."""
-        out = np.count_nonzero(self._book.state[wanted])
+        out = np.count_nonzero(state[wanted])
         if not out:
             raise FleetError("nothing was sent, so nothing can be received: send() first")
         if isinstance(wanted, np.ndarray) and out < len(wanted):
-            idle = wanted[self._book.state[wanted] == IDLE].tolist()
+            idle = wanted[state[wanted] == 0].tolist()
             raise FleetError(f"slots {idle} were not sent, so they cannot be received: send() them first")
         return int(out)
 
     def _wait(self, wanted: Slots | slice, need: int, timeout_s: float | None) -> None:
         """Until `need` of `wanted` are done. Everything that can go wrong on the way is the supervisor's."""
-        backend, supervisor, state = self._backend, self._supervisor, self._book.state
+        backend, supervisor = self._backend, self._supervisor
         deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
         looked = False
         while True:
-            missing = need - int(np.count_nonzero(state[wanted] == DONE))
+            supervisor.take()
+            state = self._book.meet()[wanted]
+            missing = need - int(np.count_nonzero(state == DONE))
             if missing <= 0:
                 return
             left = deadline - backend.now()
             if left <= 0 and looked:
-                raise RecvTimeout(self._all[wanted][state[wanted] == OUT].tolist(), timeout_s or 0.0)
+                raise RecvTimeout(self._all[wanted][state == OUT].tolist(), timeout_s or 0.0)
             looked = True  # once at least: timeout_s=0 asks for what is there
             supervisor.rebuild_due()
-            finished = backend.wait(missing, min(max(left, 0.0), supervisor.next_look_s()))
-            if finished:
-                supervisor.take(finished)
-                supervisor.look()
-            else:
-                supervisor.look(force=True)
+            before = backend.num_out
+            backend.wait(missing, min(max(left, 0.0), supervisor.next_look_s()))
+            supervisor.look(force=backend.num_out == before)
 
     def ready(self) -> Slots:
         """Slots that are finished and wait to be received. Never blocks."""
-        self._refuse_closed()
-        if (self._book.state == OUT).any():
+        return self._do(self._ready)
+
+    def _ready(self) -> Slots:
+        if self._backend.num_out or self._supervisor.troubled:
             self._supervisor.rebuild_due()
-            finished = self._backend.wait(self.num_envs, 0.0)
-            if finished:
-                self._supervisor.take(finished)
+            self._backend.wait(self.num_envs, 0.0)
+            self._supervisor.take()
             self._supervisor.look()
-        return np.flatnonzero(self._book.state == DONE)
+        return np.flatnonzero(self._book.meet() == DONE)
 
     def step(self, actions: Any, copy: bool = True) -> Batch:
         """Step all slots: `send` and `recv` of all."""
         if (
             not self._smooth
+            or self._inside
             or self._supervisor.troubled
             or self._book.has_late
+            or self._optioned
             or self._closed
             or os.getpid() != self.plan.pid
             or not self._writer.write_all(actions)
@@ -273,30 +308,22 @@ class Fleet(About, EnvInterface, Ending):
             self.send(actions)
             return self.recv(self._all, copy=copy)
         # The same as above without the checks that cannot fail here: every slot is the caller's and has an episode.
+        self._inside = True
         self._book.actions.append((self._all, self._writer.last))
         if not self._all_step or self._supervisor.has_written:
             self.slab.scalars["command"][:] = STEP
             self._all_step, self._supervisor.has_written = True, False
         self._last_slots = _NO_SLOTS
-        self._smooth = False  # until it is known that all came back well, also when this is interrupted
-        self._book.state[:] = OUT
-        try:
-            finished = self._backend.round(self._all, 0.02)
-        except BaseException:
-            if not self._backend.handed_over:
-                self._give_up(self._all)
-            raise
-        if finished is not None and (len(finished.done) != self.num_envs or finished.failures or finished.losses):
-            self._supervisor.take(finished)
+        if not self._backend.round(self._all, 0.02):
+            self._smooth = self._inside = False
             return self.recv(self._all, copy=copy)
-        self._book.state[:] = IDLE
-        self._smooth = True
         if self._supervisor.has_restarts:
             self._supervisor.credit(self._all)
         self._supervisor.look()
-        if copy:
-            return self._batch(self._all, True)
-        return self._whole
+        batch = self._batch(self._all, True) if copy else self._whole
+        self._book.seen[:] = self._book.given
+        self._inside = False
+        return batch
 
     def _batch(self, slots: Slots, copy: bool) -> Batch:
         backend = self._backend
@@ -324,8 +351,18 @@ class Fleet(About, EnvInterface, Ending):
         `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
         go on. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
+        if self._inside:
+            self._do(self._drop, slots)
         self.send_reset(seed, tasks, slots, options)
         return self.recv(self._all if slots is None else slots)
+
+    def _drop(self, slots: Any) -> None:
+        """After an exception cut a call short: wait for the slots that are out, so that they can be reset."""
+        chosen, _ = self._slots(slots)
+        out = chosen[self._book.given[chosen] != self._book.seen[chosen]]
+        if len(out):
+            self._wait(out, len(out), None)
+            self._book.seen[out] = self._book.given[out]
 
     def send_reset(
         self,
@@ -335,18 +372,24 @@ class Fleet(About, EnvInterface, Ending):
         options: Any = None,
     ) -> None:
         """Begin a `reset` and return: `recv` gives the first observations. `options` may be a list, one per slot."""
+        self._do(self._send_reset, seed, tasks, slots, options)
+
+    def _send_reset(self, seed: Any, tasks: Any, slots: Any, options: Any) -> None:
         chosen, order = self._slots(slots)
-        out = chosen[self._book.state[chosen] == OUT]
+        book = self._book
+        out = chosen[(book.given[chosen] != book.seen[chosen]) & (book.given[chosen] != book.met[chosen])]
         if len(out):
             raise SlotBusy(out.tolist(), "recv() them before resetting")
+        self._book.seen[chosen] = self._book.given[chosen]  # rows that nobody received are given up
         names = (chosen if order is None else chosen[np.argsort(order)]).tolist()
         if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
             seed = [int(seed) + slot for slot in names]
         if seed is not None or tasks is not None:
             self.assign(names, tasks=tasks, seeds=seed)
-        if options is not None:
-            given = dict(zip(names, per_slot("options", options, len(names))))
-            self._backend.give_options({slot: value for slot, value in given.items() if value is not None})
+        given = dict(zip(names, per_slot("options", options, len(names)))) if options is not None else {}
+        changed = [slot for slot in names if given.get(slot) is not None or slot in self._optioned]
+        if changed:
+            self._give_options({slot: given.get(slot) for slot in changed})
         for slot in names:
             self._supervisor.pending.pop(slot, None)
         self._submit(chosen, RESET)
@@ -382,6 +425,8 @@ class Fleet(About, EnvInterface, Ending):
             raise FleetClosed
         if os.getpid() != self.plan.pid:
             raise FleetClosed("a fleet of the process this one was forked from")
+        if self._backend.is_broken:
+            raise KeeperLost
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()
@@ -390,6 +435,6 @@ class Fleet(About, EnvInterface, Ending):
         return checked_slots(slots, self._all)
 
     def _refuse_unless_idle(self, slots: Slots) -> None:
-        state = self._book.state[slots]
-        if state.any():
-            raise SlotBusy(slots[state != IDLE].tolist())
+        busy = self._book.given[slots] != self._book.seen[slots]
+        if busy.any():
+            raise SlotBusy(slots[busy].tolist())

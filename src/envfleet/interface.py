@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from envfleet.slab import Slots
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.supervisor import Supervisor
 
+T = TypeVar("T")
+
 
 class EnvInterface:
     """What a fleet can ask of its envs beside step and reset. Only of slots that are the caller's."""
@@ -21,6 +23,9 @@ class EnvInterface:
     _backend: Backend
     _book: Book
     _supervisor: Supervisor
+
+    def _do(self, call: Callable[..., T], *args: Any) -> T:
+        raise AssertionError("given by Fleet")
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         raise AssertionError("given by Fleet")
@@ -43,6 +48,9 @@ class EnvInterface:
         return self._call("render", "render", (), {}, [slot])[0]
 
     def _call(self, phase: str, name: str, args: Any, kwargs: Any, slots: Any, each: bool = False) -> tuple[Any, ...]:
+        return self._do(self._call_all, phase, name, args, kwargs, slots, each)
+
+    def _call_all(self, phase: str, name: str, args: Any, kwargs: Any, slots: Any, each: bool) -> tuple[Any, ...]:
         chosen, order = self._slots(slots)
         out = chosen[self._book.state[chosen] == OUT]
         if len(out):
@@ -56,9 +64,8 @@ class EnvInterface:
         while len(results) < len(chosen):
             results.update(self._backend.replies(supervisor.next_look_s()))
             before = len(supervisor.faults)
-            finished = self._backend.wait(1, 0.0)
-            if finished:
-                supervisor.take(finished)
+            self._backend.wait(1, 0.0)
+            supervisor.take()
             supervisor.look(force=True)
             for fault in supervisor.faults[before:]:
                 if fault.slot in chosen and fault.slot not in results:

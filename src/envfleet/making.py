@@ -209,9 +209,9 @@ def init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Faul
             cause = f"it shared worker {what.worker} with slot {what.slot}: {cause}"
         return Fault(slot, "lost", "init", cause, worker=what.worker, exit_code=what.exit_code,
                      shared_with=what.slot if shared else None)  # fmt: skip
-    kind = "timeout" if "init_timeout_s" in what.summary else "failed"
-    text = {"stack": what.traceback} if kind == "timeout" else {"traceback": what.traceback}
-    return Fault(slot, kind, "init", what.summary, worker=worker, failure=None if kind == "timeout" else what, **text)  # type: ignore[arg-type]
+    late = what.kind == "timeout"
+    text = {"stack": what.traceback} if late else {"traceback": what.traceback}
+    return Fault(slot, what.kind, "init", what.summary, worker=worker, failure=None if late else what, **text)  # type: ignore[arg-type]
 
 
 def _backend(

@@ -57,14 +57,23 @@ def make_runner(
     enter: Callable[[int, str], None],
     pulse: np.ndarray[Any, Any] | None = None,
     arena: np.ndarray[Any, Any] | None = None,
+    interruptible: bool = False,
 ) -> Any:
-    """A compiled runner over these lives. It begins with the Python twin and arms each slot when that has settled."""
+    """A compiled runner over these lives. It begins with the Python twin and arms each slot when that has settled.
+
+    `interruptible`: it runs in the user's main thread, where a KeyboardInterrupt is the user's and not the env's.
+    """
     runner: Any = None
 
-    def slow(slot: int) -> bool:
+    def slow(slot: int, turn: int) -> bool:
         life = lives[slot]
         life.release()
-        drive(life, life.advance(), enter)
+        life.turn = turn
+        try:
+            drive(life, life.advance(), enter)
+        except KeyboardInterrupt:
+            if interruptible:
+                raise
         if life.abandoned:
             return False
         if life.failure is None:
@@ -98,6 +107,10 @@ def make_runner(
         pickle=pickle.dumps if arena is not None else None,
         agents=agents,
         pulse_per_slot=pulse is not None and pulse.ndim == 2,
+        kept=slab.kept,
+        kept_turn=slab.arrays.get("kept_turn"),
+        keep=slab.keep if slab.has_mail and slab.kept else None,
+        interruptible=interruptible,
     )
     return runner
 

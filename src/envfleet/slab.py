@@ -26,15 +26,17 @@ class Slab:
         ((4, 3), (4,))
     """
 
-    def __init__(self, layout: Layout, num_slots: int, memory: Any = None, fill: bool = True) -> None:
+    def __init__(
+        self, layout: Layout, num_slots: int, memory: Any = None, fill: bool = True, keep: bool = True
+    ) -> None:
         self.layout = layout
         self.num_slots = num_slots
-        at, self.size_bytes = layout.offsets(num_slots)
+        at, self.size_bytes = layout.offsets(num_slots, keep)
         # Through frombuffer, which holds on to the block: over a bare mmap the arrays below would not keep it from being
         # unmapped, and a look at a closed fleet's rows would end the process.
         self.memory = np.zeros(self.size_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
-        for name, dtype, shape in layout.arrays():
+        for name, dtype, shape in layout.arrays(keep):
             self.arrays[name] = np.ndarray((num_slots, *shape), dtype, buffer=self.memory, offset=at[name])
         self.head = self.arrays["head"]
         # The same rows as plain bytes: indexing a record array goes field by field, a hundred times slower.
@@ -57,6 +59,11 @@ class Slab:
                 ("action", self.action_leaves),
             )
         }
+        #: What `keep` copies: (rows, where they are kept). Empty where rows travel by value: those are whole or absent.
+        self.kept = [
+            (array, self.arrays[f"kept/{name}"]) for name, array in self.arrays.items() if f"kept/{name}" in self.arrays
+        ]
+        self._kept_mail: dict[int, list[Any]] = {i: [None] * num_slots for i in self.mail["obs"]} if keep else {}
         self._leaf_arrays = {
             kind: [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))]
             for kind, leaves in (
@@ -121,20 +128,38 @@ class Slab:
         """One action from its leaves."""
         return gather(self.layout.action_space, values)
 
-    def save_obs(self, slot: int) -> list[Any]:
-        """A copy of the slot's last observation, leaf by leaf, for `restore_final_obs`."""
+    def keep(self, slot: int, turn: int) -> None:
+        """Keep a copy of the row as it was delivered, before this turn's advance writes into it.
+
+        If the advance does not end well (its process died, its call was given up), the fault row tells of this copy, and
+        not of a row that is half written or was never delivered.
+        """
+        if not self.kept:
+            return
+        for array, kept in self.kept:
+            kept[slot] = array[slot]
+        for i, box in self._kept_mail.items():
+            box[slot] = self.mail["obs"][i][slot]
+        self.arrays["kept_turn"][slot] = turn
+
+    def delivered(self, slot: int, turn: int) -> tuple[Any, list[Any]]:
+        """The row as it was last delivered, while the slot is out in this turn: its head and its observation's leaves."""
+        is_kept = bool(self.kept) and int(self.arrays["kept_turn"][slot]) == turn
+        source = {name: self.arrays[f"kept/{name}" if is_kept and f"kept/{name}" in self.arrays else name]
+                  for name in self.names("head", "obs", "final_obs", "column")}  # fmt: skip
+        head = source["head"][slot].copy()
+        mail = self._kept_mail if is_kept else self.mail["obs"]
         saved = [
-            self.mail["obs"][i][slot] if array is None else array[slot].copy()
+            mail[i][slot] if array is None else source[f"obs/{i}"][slot].copy()
             for i, array in enumerate(self.leaf_arrays("obs"))
         ]
         if self.layout.agents:
-            # An agent that waits for its turn has its last observation in `final_obs` (see JointRow).
             for i, (_, rows) in enumerate(self.agent_rows):
-                idle = ~self.head["active"][slot, rows]
-                saved[i][0, idle] = self._leaf_arrays["final_obs"][i][slot, 0, idle]  # type: ignore[index]
-        if self.layout.agents and "column/final_state" in self.arrays:
-            saved.append(self.arrays["column/state"][slot].copy())
-        return saved
+                idle = ~head["active"][rows]
+                saved[i][0, idle] = source[f"final_obs/{i}"][slot, 0, idle]
+            if "column/final_state" in self.arrays:
+                saved.append(source["column/state"][slot].copy())
+        return head, saved
 
     @property
     def agent_rows(self) -> list[tuple[str, list[int]]]:
@@ -152,7 +177,10 @@ class Slab:
 
     def ended(self, slots: Any) -> Any:
         """bool per row (or one): its episode is over."""
-        head = self.head[slots]
+        return self.has_ended(self.head[slots])
+
+    def has_ended(self, head: Any) -> Any:
+        """Whether the episode is over, by the heads of rows."""
         return head["over"] if self.layout.agents else (head["terminated"] | head["truncated"])[..., 0]
 
     def restore_final_obs(self, slot: int, saved: list[Any]) -> None:
@@ -168,15 +196,19 @@ class Slab:
         """The rows' bytes of some arrays, for a backend that sends rows by value."""
         return b"".join(self.arrays[name][slots].tobytes() for name in names)
 
-    def unpack(self, slots: Slots, names: list[str], data: Any, offset: int = 0) -> int:
-        """Write what `pack` made into the same rows here; returns the offset behind it."""
+    def unpack(
+        self, slots: Slots, names: list[str], data: Any, offset: int = 0, chosen: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        """Write what `pack` made into the same rows here, or into the `chosen` ones of them (a bool per slot)."""
         for name in names:
             array = self.arrays[name]
             count = len(slots) * int(np.prod(array.shape[1:], dtype=np.int64))
             rows = np.frombuffer(data, array.dtype, count, offset).reshape(len(slots), *array.shape[1:])
-            array[slots] = rows
+            if chosen is None:
+                array[slots] = rows
+            else:
+                array[slots[chosen]] = rows[chosen]
             offset += rows.nbytes
-        return offset
 
     def names(self, *kinds: str) -> list[str]:
         """The arrays' names of these kinds, in order: "head", "obs", "final_obs", "action", "column"."""

@@ -8,6 +8,7 @@ So there is one autoreset, not one per backend.
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections.abc import Callable, Generator
@@ -49,6 +50,8 @@ class SlotLife:
         self.final_info: Any = None
         self.failure: Failure | None = None
         self.options: dict[str, Any] | None = None  # of the next explicit reset only
+        self.turn = 0  # which hand-over of the slot is being worked on; set by whoever drives it
+        self.pid = os.getpid()  # the process it belongs to: a fork of it must not speak for it
         self.keep: Callable[[Any], Any] = snapshot_value  # how infos and mailbox objects are kept; workers pickle them
         self.abandoned = False  # set when a stuck call was given up: whatever it returns later is not written
         self.phase = "idle"
@@ -103,6 +106,7 @@ class SlotLife:
         """Do what the row's `command` asks: step, reset, or rebuild and reset. Writes the row."""
         slot = self.slot
         self.info = self.final_info = self.failure = None
+        self.slab.keep(slot, self.turn)
         command = self._command[slot]
         if command == REBUILD or self.env is None:
             yield from self.build()
@@ -235,10 +239,10 @@ class SlotLife:
 
     def fail(self, error: BaseException) -> None:
         """Turn an exception of the last call into a FAULT row; the supervisor decides what happens next."""
-        self.failure = Failure.of(error, self.phase)
+        if self.slab is not None and not self.abandoned:
+            self._status[self.slot] = FAULT  # first: describing the exception runs its own methods
         self.info = self.final_info = None
-        if self.slab is not None:
-            self._status[self.slot] = FAULT
+        self.failure = Failure.of(error, self.phase)
 
     # -- for the compiled runner ---------------------------------------------------------------------------------
 
@@ -360,7 +364,19 @@ class SlotLife:
             self.release()
         env, self.env = self.env, None
         if env is not None and callable(getattr(env, "close", None)):
-            env.close()
+            try:
+                env.close()
+            finally:
+                end_if_forked(self.pid)
+
+
+def end_if_forked(pid: int) -> None:
+    """End this process if it is not `pid`: an env forked, and the child came back out of the env's call.
+
+    The child has the worker's sockets and rows. If it went on, two processes would answer for one slot.
+    """
+    if os.getpid() != pid:
+        os._exit(1)
 
 
 def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase: str = "idle") -> bool:
@@ -380,7 +396,10 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
                 return True
             life.phase = phase
             enter(life.slot, phase)
-            result = function(*args, **kwargs)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                end_if_forked(life.pid)
             if life.abandoned:
                 return False
     except KeyboardInterrupt as error:  # the slot's env is in an unknown state, the caller decides

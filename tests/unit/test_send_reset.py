@@ -56,7 +56,7 @@ def test_all_slots_of_an_ordinary_fleet_can_run():
 
 def test_who_is_to_blame_for_a_lost_process():
     pulses = Pulse.local(3)
-    handle = WorkerHandle(0, [4, 5, 6], pulses)
+    handle = WorkerHandle(0, [4, 5, 6], pulses, None)
     assert handle.last_seen() == (-1, "idle") and handle.doing()[0] == -1
     pulses[1].enter(5, "step")
     assert handle.last_seen() == (5, "step")

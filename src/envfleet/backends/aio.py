@@ -7,7 +7,6 @@ pool. A stuck coroutine is cancelled, a stuck thread abandoned; either way the s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import select
 import selectors
@@ -21,16 +20,17 @@ from typing import Any
 import numpy as np
 
 from envfleet import native
-from envfleet.backends.base import Finished, Loss
+from envfleet.backends.base import Loss
 from envfleet.backends.done import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.pool import DaemonPool, outcome
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
-from envfleet.slot import Calls, SlotLife, drive
+from envfleet.slot import Calls, SlotLife, end_if_forked
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
+from envfleet.supervise.worker import drive_here
 
 
 class AioBackend(LocalBackend):
@@ -70,7 +70,7 @@ class AioBackend(LocalBackend):
             for life in self.lives if time.monotonic() > deadline else ():
                 if life.slot not in built:
                     text = f"__init__ took longer than init_timeout_s={recipe.init_timeout_s:g}"
-                    built[life.slot] = Failure("init", text, self.kill(life.slot))
+                    built[life.slot] = Failure("init", text, self.kill(life.slot), kind="timeout")
         return built
 
     def _run_loop(self) -> None:
@@ -109,12 +109,14 @@ class AioBackend(LocalBackend):
         slot, runner = life.slot, self._runner
         while True:
             result: Any = None
-            sided: bool | None = True
+            turn = life.turn
             try:
-                step = runner.begin(slot) if life.runner is not None else None
+                step = runner.begin(slot, turn) if life.runner is not None else None
                 if step is not None:
                     result = await step
+                    end_if_forked(life.pid)
             except BaseException as error:
+                end_if_forked(life.pid)
                 if life.abandoned:
                     raise  # cancelled because it was stuck
                 life.fail_in(error, "step")
@@ -124,12 +126,11 @@ class AioBackend(LocalBackend):
                 if step is None:
                     await self._advance(life)
                 elif not life.abandoned:
-                    sided = runner.take(slot, result)
-                    if sided is None:
-                        await self._finish_step(life, result)
+                    await self._take_step(life, result)
             if life.abandoned:
                 return
-            self._done.add(slot, sided is not False)
+            self._ended[slot] = turn
+            self._done.add(slot)
             if self._ending:
                 return
             self._turns[slot] = turn = self._loop.create_future()
@@ -141,6 +142,15 @@ class AioBackend(LocalBackend):
         if life.failure is None and not life.abandoned:
             self._arm(life)
 
+    async def _take_step(self, life: SlotLife, result: Any) -> None:
+        try:
+            sided = self._runner.take(life.slot, result)
+        except BaseException as error:  # not the env's failure, which is in the row: something in our own life
+            life.fail_in(error, "step")
+        else:
+            if sided is None:
+                await self._finish_step(life, result)
+
     async def _finish_step(self, life: SlotLife, result: Any) -> None:
         """A step whose result is not plain, or whose end calls for a reset that has to be awaited."""
         life.phase = "step"
@@ -150,6 +160,8 @@ class AioBackend(LocalBackend):
 
     def _report(self, life: SlotLife) -> None:
         if not life.abandoned:
+            if len(self._ended):  # not while the envs are being built
+                self._ended[life.slot] = life.turn
             self._done.add(life.slot)
 
     async def _drive(self, life: SlotLife, calls: Calls, begin_ns: int | None = None) -> None:
@@ -166,7 +178,10 @@ class AioBackend(LocalBackend):
                 life.phase = phase
                 enter(life.slot, phase)
                 if _is_coroutine(function):
-                    result = await function(*args, **kwargs)
+                    try:
+                        result = await function(*args, **kwargs)
+                    finally:
+                        end_if_forked(life.pid)
                 else:
                     result, error = await self._loop.run_in_executor(self._pool, outcome, function, args, kwargs)
                     if error is not None:
@@ -184,35 +199,46 @@ class AioBackend(LocalBackend):
             enter(-1, "idle")
 
     def submit(self, slots: Slots) -> None:
-        """Give the slots' coroutines a turn; ordinary envs go straight to the pool, the loop has nothing to add for them."""
-        awaited = []
-        for slot in slots.tolist():
-            life = self.lives[slot]
-            if life.runner is not None or life.env is None or _is_async(life.env):
-                awaited.append(slot)
-            else:
-                self._pool.run(self._advance_ordinary, life)
-        if awaited:
-            self._loop.call_soon_threadsafe(self._give_turns, awaited)
+        """Let the loop begin with the slots."""
+        self.given[slots] += np.uint32(1)  # from here on they are out: see `settle`
+        self._loop.call_soon_threadsafe(self._begin, slots.tolist())
 
-    def _give_turns(self, slots: list[int]) -> None:
+    def _begin(self, slots: list[int]) -> None:
+        """Give the slots' coroutines a turn; ordinary envs go to the pool."""
         for slot in slots:
-            turn = self._turns.pop(slot, None)
-            if turn is not None:
-                turn.set_result(None)
+            life, turn = self.lives[slot], int(self.given[slot])
+            if self._begun[slot] == turn:
+                continue  # asked for a second time, after an interrupt
+            self._begun[slot] = life.turn = turn
+            if life.runner is None and life.env is not None and not _is_async(life.env):
+                self._pool.run(self._advance_ordinary, life)
+                continue
+            waiting = self._turns.pop(slot, None)
+            if waiting is not None:
+                waiting.set_result(None)
             else:
-                self._running[slot] = self._loop.create_task(self._serve(self.lives[slot]))
+                self._running[slot] = self._loop.create_task(self._serve(life))
 
     def _advance_ordinary(self, life: SlotLife) -> None:
-        # No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already.
-        with contextlib.suppress(KeyboardInterrupt):
-            drive(life, life.advance(), self.pulses[life.slot].enter)
+        drive_here(life, life.advance(), self.pulses[life.slot].enter)
         self._report(life)
 
-    def wait(self, at_least: int, timeout_s: float) -> Finished:
+    def settle(self) -> None:
+        """Ask the loop once more for what it was not told of because that was interrupted."""
+        missed = np.flatnonzero(self._begun != self.given).tolist()
+        if missed:
+            self._loop.call_soon_threadsafe(self._begin, missed)
+        self._collect()
+
+    def wait(self, at_least: int, timeout_s: float) -> None:
         """Collect what has finished."""
-        taken = self._done.take(at_least, timeout_s)
-        return self._finish(taken, self._done.take_sided(taken))
+        target = self.num_out - at_least
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._done.take(self.num_out - target, max(0.0, deadline - time.monotonic()))
+            self._collect()
+            if self.num_out <= target or time.monotonic() >= deadline:
+                return
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call on the loop (async methods) or in its pool (ordinary ones)."""
@@ -231,6 +257,7 @@ class AioBackend(LocalBackend):
             if inspect.isawaitable(answer):
                 answer = await answer
         except BaseException as error:
+            end_if_forked(life.pid)
             if life.abandoned:
                 raise
             answer = Failure.of(error, phase)
@@ -276,7 +303,8 @@ class AioBackend(LocalBackend):
             if _slot >= 0:
                 self._stuck.append((slot, phase))
         for slot, phase in self._stuck:
-            problems.append((slot, Failure(phase, f"its call is still stuck in {phase} and cannot be ended", "")))
+            why = f"its call is still stuck in {phase} and cannot be ended"
+            problems.append((slot, Failure(phase, why, "", kind="timeout")))
         self._pool.shutdown(wait=not self._stuck, timeout_s=5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
@@ -302,7 +330,10 @@ class AioBackend(LocalBackend):
                     await env.close()
                 else:
                     await self._loop.run_in_executor(self._pool, env.close)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise  # the time is over: what is still stuck is named by its pulse
                 problems.append((life.slot, Failure.of(error, "close")))
             self.pulses[life.slot].enter(-1, "idle")
 

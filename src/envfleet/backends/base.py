@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from envfleet.slab import Slab, Slots
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
 
+Turns = np.ndarray[Any, np.dtype[np.uint32]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
@@ -25,26 +28,22 @@ class Loss:
     exit_code: int | None
     slot: int  # -1: it was idle
     phase: str
-
-
-@dataclasses.dataclass
-class Finished:
-    """What a `wait` brought: slots whose rows are written, failures among them, workers that were lost."""
-
-    done: list[int] = dataclasses.field(default_factory=list)
-    failures: dict[int, Failure] = dataclasses.field(default_factory=dict)
-    losses: list[Loss] = dataclasses.field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.done or self.losses)
+    #: Set when it was ended because that slot overran its deadline: the words for it, and the Python stacks it was in.
+    overrun: str = ""
+    stack: str = ""
 
 
 class Backend(abc.ABC):
     """The contract between a fleet and whatever runs its slots.
 
     `start` builds every env and reports each (a description or a failure); `attach` gives the rows; from then on the
-    fleet writes actions and commands into rows, `submit`s slots, and `wait`s for them. Rows of submitted slots are the
-    backend's until it has named them in `Finished.done`.
+    fleet writes actions and commands into rows, `submit`s slots, and `wait`s for them.
+
+    Whose a slot is, is told by numbers. `submit` gives it a new turn (`given`), and when the row of that turn is written
+    and nothing of it is missing, the backend says so (`done`). A slot with `done != given` is out, and its row is the
+    backend's. Both change in one step each, at the moment when it has really happened, so that an exception at any
+    point of `submit` or `wait` (Ctrl-C, a signal handler that raises) leaves every slot either not handed over or out.
+    What belongs to an earlier turn than `given` is dropped and counted in `num_stale`.
     """
 
     name: str
@@ -67,7 +66,12 @@ class Backend(abc.ABC):
         self.pulses: list[Pulse] = []
         self.info: dict[int, Any] = {}  # by slot: a dict, or the bytes of one, unpickled only when someone looks
         self.final_info: dict[int, Any] = {}
-        self.handed_over = False  # see `round`
+        self.given: Turns = np.zeros(0, np.uint32)  # [slot]: how often it was handed over
+        self.done: Turns = np.zeros(0, np.uint32)  # [slot]: the last turn whose row is complete
+        self.failures: dict[int, Failure] = {}  # of slots that are done, until the supervisor has dealt with them
+        self.losses: deque[Loss] = deque()  # likewise
+        self.num_stale = 0  # answers that were dropped because they belonged to an earlier turn
+        self.is_broken = False  # the keeper is gone: nothing works any more but `close`
         self._tickets: dict[int, int] = {}  # slot -> number of its last call
 
     @abc.abstractmethod
@@ -76,26 +80,38 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def attach(self, layout: Layout) -> Slab:
-        """Lay out the rows, here and in the workers."""
+        """Lay out the rows, here and in the workers. Calls `_count_turns`."""
+
+    def _count_turns(self) -> None:
+        self.given = np.zeros(self.recipe.num_slots, np.uint32)
+        self.done = np.zeros(self.recipe.num_slots, np.uint32)
 
     @abc.abstractmethod
     def submit(self, slots: Slots) -> None:
         """Hand these slots' rows to their workers and let them work."""
 
     @abc.abstractmethod
-    def wait(self, at_least: int, timeout_s: float) -> Finished:
+    def wait(self, at_least: int, timeout_s: float) -> None:
         """Wait until `at_least` more slots are done, something was lost, or the time is over."""
 
-    def round(self, slots: Slots, timeout_s: float) -> Finished | None:
-        """`submit` all slots and `wait` for them; None when every one came back with nothing beside its row.
+    def round(self, slots: Slots, timeout_s: float) -> bool:
+        """`submit` all slots and `wait` for them; True when every one is done with nothing beside its row.
 
         Backends override this where one call costs less than two: between two batches the workers wait for the caller.
-        When it raises, `handed_over` says whether the slots are out, as after `submit`, or were never taken.
         """
-        self.handed_over = False
         self.submit(slots)
-        self.handed_over = True
-        return self.wait(len(slots), timeout_s)
+        self.wait(len(slots), timeout_s)
+        return False
+
+    @property
+    def num_out(self) -> int:
+        """How many slots are out."""
+        return int(np.count_nonzero(self.given != self.done))
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether the supervisor has something to deal with."""
+        return bool(self.failures or self.losses or self.is_broken)
 
     @abc.abstractmethod
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
@@ -118,6 +134,25 @@ class Backend(abc.ABC):
         """End a stuck worker (or give its call up); returns the Python stacks it was seen in."""
         raise AssertionError(f"{self.name} has no deadlines")  # the supervisor asks has_deadlines first
 
+    def overrun(self, worker: int, slot: int, phase: str, words: str) -> None:
+        """End a worker that is past a deadline (where `can_kill`), and add it to the losses."""
+        self.losses.append(Loss(worker, None, slot, phase, words, self.kill(worker)))
+
+    def settle(self) -> None:
+        """Finish what an exception in the middle of another method has left half done. Changes nothing otherwise."""
+
+    def delivered(self, slot: int) -> Any:
+        """The row of a slot as it was last delivered: its head, and the leaves of its observation."""
+        return self.slab.delivered(slot, int(self.given[slot]))
+
+    def pulse_of(self, slot: int) -> Pulse:
+        """The pulse that tells of this slot."""
+        return self.pulses[self.worker_of[slot]]
+
+    def has_deadline(self, slot: int) -> bool:
+        """Whether this slot is driven by someone whose silence would be a fault: not where the caller steps it itself."""
+        return True
+
     def runnable(self) -> list[int] | None:
         """Slots that can have an env at the same time right now, where that is limited; None: all of them."""
         return None
@@ -129,8 +164,8 @@ class Backend(abc.ABC):
     def give_tasks(self, tasks: Mapping[int, bytes]) -> None:
         """Make task values known to the workers before slots that use them are submitted."""
 
-    def give_options(self, options: Mapping[int, dict[str, Any]]) -> None:
-        """Options of the next explicit reset, by slot."""
+    def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
+        """Options of the next reset, by slot; None takes back what was given before."""
 
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """Objects of mailbox action leaves: leaf index -> slot -> object."""

@@ -26,15 +26,12 @@ class DoneList:
     def __init__(self) -> None:
         self.on_add: Callable[[], None] | None = None  # called after every `add`, in the thread that adds
         self._slots: deque[int] = deque()
-        self._sided: deque[int] = deque()
         self._target = 0  # how many the waiter wants; 0: nobody waits
         self._bell = threading.Lock()
         self._bell.acquire()
 
-    def add(self, slot: int, sided: bool = True) -> None:
-        """A slot is done; `sided`: there may be something beside its row."""
-        if sided:
-            self._sided.append(slot)
+    def add(self, slot: int) -> None:
+        """A slot is done."""
         self._slots.append(slot)
         target = self._target
         if target and len(self._slots) >= target:
@@ -59,17 +56,6 @@ class DoneList:
                 self._bell.acquire(timeout=left)  # a ring left over from before only costs one more look
             self._target = 0
         return [slots.popleft() for _ in range(len(slots))]
-
-    def take_sided(self, taken: list[int]) -> list[int]:
-        """Those of the slots just taken that were added as `sided`."""
-        sided = self._sided
-        if not sided:
-            return []
-        found = [sided.popleft() for _ in range(len(sided))]
-        late = set(found).difference(taken)  # added since; a slot is told before it is done
-        if late:
-            sided.extend(late)
-        return [slot for slot in found if slot not in late]
 
 
 def drain(answers: SimpleQueue[tuple[int, int, Any]], tickets: dict[int, int], timeout_s: float) -> dict[int, Any]:

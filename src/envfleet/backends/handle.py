@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from envfleet.supervise.channel import ParentChannel
+from envfleet.supervise.launcher import Keeper
 from envfleet.supervise.memory import Pulse, anonymous_file
 
 
 class WorkerHandle:
     """One worker process. It has one pulse, or one for every slot when its slots have threads of their own."""
 
-    def __init__(self, index: int, slots: list[int], pulses: list[Pulse]) -> None:
+    def __init__(self, index: int, slots: list[int], pulses: list[Pulse], keeper: Keeper) -> None:
         self.index = index
         self.slots = slots
         self.pulses = pulses
         self.channel: ParentChannel | None = None
-        self.pid = -1
+        self.ticket = 0  # of its start, with the keeper
+        self._keeper = keeper
         self.attached = False  # it has been told of its rows
+        self.loss_told = True  # its process is there, or its end is among the backend's losses
+        self.num_tasks = 0  # how many tasks it knows
+        self.rung = 0  # the first message it has not been rung for, where it does not wait at its socket
+        self.handing: tuple[Any, Any, ParentChannel, int] | None = None  # slots, turns … of a frame being posted
+        self.attempts = 0  # at reading the frame that is next
         self.stack_fd = anonymous_file("envfleet-stack")
+
+    @property
+    def pid(self) -> int:
+        """Its process number, which the keeper tells a moment after the start."""
+        pid = self._keeper.pid_of(self.ticket, 2.0)
+        if pid is None:
+            raise ProcessLookupError(f"worker {self.index} has no process")
+        return pid
 
     @property
     def alive(self) -> bool:

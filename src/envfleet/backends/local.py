@@ -6,7 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from envfleet.backends.base import Backend, Finished, Loss
+import numpy as np
+
+from envfleet.backends.base import Backend, Loss, Turns
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.results import describe
@@ -26,6 +28,10 @@ class LocalBackend(Backend):
         self.lives: list[SlotLife] = []
         self._tasks: dict[int, bytes] = {}
         self._replies: dict[int, Any] = {}
+        # For lives that other threads drive, [slot]: the last turn that was begun, and that was finished. Those threads write
+        # them; no signal handler runs there, so that what they say has really happened.
+        self._begun: Turns = np.zeros(0, np.uint32)
+        self._ended: Turns = np.zeros(0, np.uint32)
 
     def _make_lives(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -39,34 +45,44 @@ class LocalBackend(Backend):
             return life.failure
         try:
             return describe(life.env)
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             return Failure.of(error, "init")
 
     def attach(self, layout: Layout) -> Slab:
         """Rows on the heap."""
+        self._count_turns()
+        self._begun, self._ended = np.zeros_like(self.given), np.zeros_like(self.given)
         self.slab = Slab(layout, self.recipe.num_slots)
         for life in self.lives:
             life.attach(self.slab)
         return self.slab
 
-    def _finish(self, slots: list[int], sided: list[int] | None = None) -> Finished:
-        """Take over what the lives left beside the rows: of `sided` only, where that is known."""
-        finished = Finished(done=slots)
-        if sided is not None and (self.info or self.final_info):
-            for slot in slots:
-                self._keep_side(slot, None, None)
-        for slot in slots if sided is None else sided:
-            life = self.lives[slot]
-            if life.failure is not None:
-                finished.failures[slot] = life.failure
-            self._keep_side(slot, life.info, life.final_info)
-        return finished
+    def _finish(self, slot: int, turn: int, broken: bool = False) -> None:
+        """Take over what a life left beside its row, then mark the row as done. May be interrupted, and is then done again.
+
+        `broken`: an exception cut the advance itself short, so the row counts for nothing.
+        """
+        life = self.lives[slot]
+        failure = life.failure
+        if failure is None and broken:
+            failure = Failure("step", "it was interrupted in the middle of its step or reset", "")
+        if failure is not None:
+            self.failures[slot] = failure
+        self._keep_side(slot, None if failure else life.info, None if failure else life.final_info)
+        self.done[slot] = turn
+
+    def _collect(self) -> None:
+        """Take over every slot that its thread has finished."""
+        for slot in np.flatnonzero((self._ended == self.given) & (self.done != self.given)).tolist():
+            self._finish(slot, int(self.given[slot]))
 
     def give_tasks(self, tasks: Mapping[int, bytes]) -> None:
         """Tasks are seen by every life at once."""
         self._tasks.update(tasks)
 
-    def give_options(self, options: Mapping[int, dict[str, Any]]) -> None:
+    def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """Options go straight to the lives."""
         for slot, value in options.items():
             self.lives[slot].options = value
@@ -82,6 +98,8 @@ class LocalBackend(Backend):
             return call_life(self.lives[slot], phase, name, args, kwargs)
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
+                # Ctrl-C, in the middle of the env's own code: nobody knows what state it is in.
+                self.failures[slot] = Failure.of(error, phase)
                 raise
             return Failure.of(error, phase)  # no Ctrl-C ever arrives in another thread: the env raised it
         except BaseException as error:
@@ -104,6 +122,8 @@ class LocalBackend(Backend):
                 continue
             try:
                 life.close()
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
                 problems.append((life.slot, Failure.of(error, "close")))
         return problems

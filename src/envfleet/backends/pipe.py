@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from envfleet.backends.handle import WorkerHandle
+import cloudpickle
+
 from envfleet.backends.processes import ProcessBackend
 from envfleet.layout import Layout
 from envfleet.slab import Slab
+from envfleet.supervise.channel import ParentChannel
+from envfleet.supervise.memory import Pulse
 
 
 class PipeBackend(ProcessBackend):
@@ -22,10 +25,15 @@ class PipeBackend(ProcessBackend):
         super().__init__(num_workers, start_method)
         self.threads = threads
 
-    def _make_slab(self, layout: Layout) -> Slab:
-        return Slab(layout, self.recipe.num_slots)
+    def pulse_of(self, slot: int) -> Pulse:
+        """The slot's own, where slots have threads of their own."""
+        return self.pulses[slot] if self.threads else super().pulse_of(slot)
 
-    def _attach_worker(self, worker: WorkerHandle) -> None:
-        if self._layout is not None:
-            self._message(worker, "attach", self._layout, self.recipe.num_slots, None)
-            worker.attached = True
+    def _make_slab(self, layout: Layout) -> Slab:
+        return Slab(layout, self.recipe.num_slots, keep=False)
+
+    def _post_attach(self, channel: ParentChannel) -> bool:
+        if self._layout is None:
+            return False
+        channel.post(b"M" + cloudpickle.dumps(("attach", self._layout, self.recipe.num_slots, None)))
+        return True

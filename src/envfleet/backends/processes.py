@@ -7,11 +7,14 @@ parent and workers share. A worker that dies is started again when one of its sl
 from __future__ import annotations
 
 import abc
+import contextlib
+import itertools
 import os
 import pickle
 import select
 import struct
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -19,18 +22,22 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from envfleet.backends.base import Backend, Finished, Loss, spread
+from envfleet.backends.base import Backend, Loss, spread
 from envfleet.backends.handle import WorkerHandle
+from envfleet.errors import KeeperLost
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
-from envfleet.supervise.channel import Closed, pair
+from envfleet.supervise.channel import Closed, ParentChannel, pair
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.keeper import checked_pid
-from envfleet.supervise.launcher import Keeper, check_start_method
+from envfleet.supervise.launcher import Keeper, check_start_method, working_folder
 from envfleet.supervise.machine import usable_cpus
 from envfleet.supervise.memory import Pulse, Segment
 from envfleet.supervise.worker import DONE_HEAD, DOWN, STACK_SIGNAL, UP
+
+#: How often a frame may be interrupted in being taken in before its worker is given up.
+_MAX_ATTEMPTS = 20
 
 
 class ProcessBackend(Backend):
@@ -49,9 +56,9 @@ class ProcessBackend(Backend):
         self._workers: list[WorkerHandle] = []
         self._keeper: Keeper | None = None
         self._layout: Layout | None = None
-        self._parts: dict[int, dict[str, Any]] = {}  # what slots left beside their rows, until they are told to be done
+        self._parts: dict[int, tuple[int, dict[str, Any]]] = {}  # slot -> turn and what it left beside its row
+        self._stashed: dict[int, tuple[int, Any]] = {}  # slot -> turn and its row before that turn's was taken in
         self._built: dict[int, dict[str, Any] | Failure | Loss] = {}
-        self._finished = Finished()
         self._closing: list[tuple[int, Failure | Loss]] = []
         self._poller = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
@@ -69,10 +76,11 @@ class ProcessBackend(Backend):
         words[:, 0] = -1
         self.pulses = [Pulse(row) for row in words]
         self._keeper = Keeper(self.start_method or "")
+        self._poller.register(self._keeper.channel.sock, select.POLLIN)
         for i in range(self.num_workers):
             slots = np.flatnonzero(self.worker_of == i).tolist()
             pulses = [self.pulses[slot] for slot in slots] if self.threads else [self.pulses[i]]
-            self._workers.append(WorkerHandle(i, slots, pulses))
+            self._workers.append(WorkerHandle(i, slots, pulses, self._keeper))
         for worker in self._workers:
             if not self._is_own(worker.index):
                 self._launch(worker, build=True)
@@ -92,20 +100,9 @@ class ProcessBackend(Backend):
         # The deadline begins now: starting the process and loading the factory may hang as a constructor may.
         worker.pulses[0].enter(worker.slots[0], "init")
         os.ftruncate(worker.stack_fd, 0)
-        try:
-            fds = [theirs.fileno(), self._pulse_segment.fd, worker.stack_fd]
-            worker.pid = self._keeper.start_worker(worker.index, fds, self.recipe.init_timeout_s)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        worker.channel = ours
-        self._by_fd[ours.fileno()] = worker
-        self._poller.register(ours.sock, select.POLLIN)
         start = {
             "path": list(sys.path),
-            "cwd": os.getcwd(),
+            "cwd": working_folder(),
             "worker": worker.index,
             "pulse_bytes": self._pulse_segment.size_bytes,
             "by_value": self.by_value,
@@ -117,23 +114,47 @@ class ProcessBackend(Backend):
             "blas_threads": self.recipe.blas_threads,
             "build": build,
         }
-        self._send(worker, pickle.dumps(start))
-        if not build:
-            self._attach_worker(worker)
+        try:
+            worker.ticket = self._request(theirs.fileno(), worker)
+            ours.post(pickle.dumps(start))
+            worker.num_tasks, worker.attempts, worker.handing = len(start["tasks"]), 0, None
+            worker.attached = not build and self._post_attach(ours)
+            worker.rung = ours.next_number
+            self._by_fd[ours.fileno()] = worker
+            self._poller.register(ours.sock, select.POLLIN)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        worker.loss_told = False
+        worker.channel = ours  # from here on it is there
+        self._flush(worker)
+
+    def _request(self, fd: int, worker: WorkerHandle) -> int:
+        assert self._keeper is not None
+        try:
+            return self._keeper.request_worker([fd, self._pulse_segment.fd, worker.stack_fd])
+        except KeeperLost:
+            self.is_broken = True
+            raise
 
     def _collect_built(self) -> dict[int, dict[str, Any] | Failure | Loss]:
         """Wait until every slot is built, failed, or lost with its worker. Deadlines are per constructor."""
         while len(self._built) < self.recipe.num_slots:
             self._poll(0.05)
-            finished, self._finished = self._finished, Finished()
-            for loss in finished.losses:
+            if self.is_broken:
+                raise KeeperLost
+            for loss in self.losses:
                 for slot in self._workers[loss.worker].slots:
                     self._built.setdefault(slot, loss)
+            self.losses.clear()
             for worker in self._workers:
                 slot, phase, since = worker.doing()
                 if slot >= 0 and worker.alive and time.monotonic() - since > self.recipe.init_timeout_s:
                     text = f"__init__ took longer than init_timeout_s={self.recipe.init_timeout_s:g}"
-                    self._built[slot] = Failure("init", text, self.kill(worker.index))
+                    self._built[slot] = Failure("init", text, self.kill(worker.index), kind="timeout")
+                    worker.loss_told = True
                     for other in worker.slots:
                         self._built.setdefault(other, Loss(worker.index, None, slot, phase))
         return self._built
@@ -141,10 +162,13 @@ class ProcessBackend(Backend):
     def attach(self, layout: Layout) -> Slab:
         """Lay out the rows here and in every worker."""
         self._layout = layout
+        self._count_turns()
         self.slab = self._make_slab(layout)
         for worker in self._workers:
-            if worker.alive:
-                self._attach_worker(worker)
+            if worker.channel is not None:
+                worker.attached = self._post_attach(worker.channel)
+                worker.rung = worker.channel.next_number
+                self._flush(worker)
         return self.slab
 
     @abc.abstractmethod
@@ -152,128 +176,228 @@ class ProcessBackend(Backend):
         """The rows, where parent and workers will find them."""
 
     @abc.abstractmethod
-    def _attach_worker(self, worker: WorkerHandle) -> None:
-        """Tell a worker where its rows are. Does nothing before there are any."""
+    def _post_attach(self, channel: ParentChannel) -> bool:
+        """Tell a worker where its rows are. False, and nothing, before there are any."""
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
     def submit(self, slots: Slots) -> None:
-        """One message per worker: the list of its slots (and, for pipe, their rows)."""
+        """One message per worker: the list of its slots and turns (and, for pipe, their rows)."""
+        self.settle()
         owners = self.worker_of[slots]
         for index in np.unique(owners):
             mine = slots[owners == index]
             worker = self._workers[index]
-            if not worker.alive:
-                self._launch(worker, build=False)
-            frame = b"S" + struct.pack("=I", len(mine)) + mine.astype(np.int32).tobytes()
+            channel = self._prepared(worker)
+            turns = self.given[mine] + np.uint32(1)
+            frame = b"S" + struct.pack("=I", len(mine)) + mine.astype(np.int32).tobytes() + turns.tobytes()
             if self.by_value:
                 frame += self.slab.pack(mine, self.slab.names(*DOWN))
-            self._send(worker, frame)
+            # Interrupted between the next lines: `settle` sees by the number whether the frame was posted.
+            worker.handing = (mine, turns, channel, channel.next_number)
+            channel.post(frame)
+            self.given[mine] = turns
+            worker.handing = None
+            self._flush(worker)
 
-    def wait(self, at_least: int, timeout_s: float) -> Finished:
+    def settle(self) -> None:
+        """Finish what an exception in `submit`, or in the noting of a lost worker, has left half done."""
+        for worker in self._workers:
+            if worker.handing is not None:
+                slots, turns, channel, number = worker.handing
+                if channel.next_number > number:
+                    self.given[slots] = turns
+                worker.handing = None
+            if worker.channel is None and not worker.loss_told:
+                self._tell_loss(worker)
+
+    def _prepared(self, worker: WorkerHandle) -> ParentChannel:
+        """The channel of a worker that is there and knows all tasks; starts it again if it is not."""
+        if worker.channel is None:
+            self._launch(worker, build=False)
+        if worker.num_tasks != len(self._tasks):
+            self._tell_tasks(worker)
+        if worker.channel is None:  # it ended while it was being told: whatever is posted now is lost with it
+            channel, other = pair()
+            other.close()
+            worker.loss_told, worker.channel = False, channel
+            self._by_fd[channel.fileno()] = worker
+            self._poller.register(channel.sock, select.POLLIN)
+        return worker.channel
+
+    def wait(self, at_least: int, timeout_s: float) -> None:
         """Take in messages until enough is done, a worker is lost, or the time is over."""
+        self.settle()
+        target = self.num_out - at_least
         deadline = time.monotonic() + timeout_s
         while True:
-            enough = len(self._finished.done) >= at_least or self._finished.losses
+            enough = self.num_out <= target or self.has_trouble
             left = 0.0 if enough else deadline - time.monotonic()
             self._poll(max(0.0, left))
             if enough or left <= 0:
-                finished, self._finished = self._finished, Finished()
-                return finished
+                return
 
     def sockets(self) -> Collection[int]:
-        """Of the living workers."""
-        return self._by_fd.keys()
+        """Of the living workers and the keeper."""
+        keeper = [] if self._keeper is None or self._keeper.gone else [self._keeper.channel.fileno()]
+        return [*self._by_fd, *keeper]
 
     def _poll(self, timeout_s: float) -> None:
+        """Take in what workers and keeper say; wait for a first message at most `timeout_s`."""
+        for worker in self._workers:
+            if worker.channel is not None and worker.channel.pending:
+                self._flush(worker, 0.0)
+                timeout_s = min(timeout_s, 0.01)
         for fd, _ in self._poller.poll(timeout_s * 1000):
-            worker = self._by_fd[fd]
-            if worker.channel is None:
-                continue
-            worker.channel.pump()
-            self._take(worker)
+            found = self._by_fd.get(fd)
+            if found is not None and found.channel is not None and found.channel.fileno() == fd:
+                found.channel.pump()
+                self._take(found)
+            elif self._keeper is not None and fd == self._keeper.channel.fileno():
+                self._hear_keeper()
+            else:  # of a worker whose end has been noted, or was being noted when that was interrupted
+                self._by_fd.pop(fd, None)
+                with contextlib.suppress(KeyError):
+                    self._poller.unregister(fd)
+
+    def _hear_keeper(self) -> None:
+        """A worker's end is noticed even where its socket stays open, held by a process that its env has started."""
+        keeper = self._keeper
+        assert keeper is not None
+        keeper.poll()
+        for worker in self._workers:
+            if worker.channel is not None:
+                if keeper.pids.get(worker.ticket) in keeper.exits or worker.ticket in keeper.refused:
+                    worker.channel.pump()
+                    self._take(worker)
+                    self._mark_lost(worker)
+        if keeper.gone:
+            self.is_broken = True
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(keeper.channel.sock)
 
     def _take(self, worker: WorkerHandle) -> None:
+        """Take in the frames that have arrived. One is dropped when that is complete: until then it can be done again."""
         channel = worker.channel
         assert channel is not None
-        while channel.inbox:
-            frame = channel.inbox.popleft()
-            if frame[:1] == b"D":
+        while (frame := channel.peek()) is not None:
+            worker.attempts += 1
+            if worker.attempts > _MAX_ATTEMPTS:
+                channel.eof = True  # it cannot be read, however often one tries: what follows is not to be trusted
+                break
+            if frame[0] == ord("D"):
                 self._take_done(frame)
-            elif frame[:1] == b"I":
-                self._parts.update(pickle.loads(memoryview(frame)[1:]))
+            elif frame[0] == ord("I"):
+                slot, turn, part = pickle.loads(frame[1:])
+                self._parts[slot] = (turn, part)
             else:
-                self._take_reply(*cloudpickle.loads(memoryview(frame)[1:]))
+                self._take_reply(*pickle.loads(frame[1:]))
+            channel.drop()
+            worker.attempts = 0
         if channel.eof:
             self._mark_lost(worker)
 
-    def _take_done(self, frame: bytes) -> None:
+    def _take_done(self, frame: memoryview) -> None:
         _, count, row_bytes = DONE_HEAD.unpack_from(frame)
         at = DONE_HEAD.size
         slots = np.frombuffer(frame, np.int32, count, at).astype(np.int64)
-        at += 4 * count
-        if row_bytes:
-            self.slab.unpack(slots, self.slab.names(*UP), frame, at)
-        parts = pickle.loads(memoryview(frame)[at + row_bytes :]) if len(frame) > at + row_bytes else {}
-        for slot in slots.tolist():
+        turns = np.frombuffer(frame, np.uint32, count, at + 4 * count)
+        at += 8 * count
+        parts = pickle.loads(frame[at + row_bytes :]) if len(frame) > at + row_bytes else {}
+        current = turns == self.given[slots]
+        self.num_stale += int(count - np.count_nonzero(current))
+        current &= self.done[slots] != turns  # not those that were taken in before this was interrupted
+        for slot in slots[current].tolist():
             self._take_part(slot, parts.get(slot, {}))
-            self._finished.done.append(slot)
+        if row_bytes:
+            self.slab.unpack(slots, self.slab.names(*UP), frame, at, None if current.all() else current)
+        self.done[slots[current]] = turns[current]
 
     def _take_part(self, slot: int, part: dict[str, Any]) -> None:
-        if "failure" in part:
-            self._finished.failures[slot] = part["failure"]
+        """Take in what is beside a row, before the row itself."""
         self._keep_side(slot, part.get("info"), part.get("final_info"))
-        self._take_mail(slot, part)
+        failure = part.get("failure") or self._take_mail(slot, part)
+        if failure is not None:
+            self._stashed[slot] = int(self.given[slot]), self.delivered(slot)
+            self.failures[slot] = failure
 
-    def _take_mail(self, slot: int, part: dict[str, Any]) -> None:
-        for kind, boxes in part.get("mail", {}).items():
-            for i, value in boxes.items():
-                self.slab.mail[kind][i][slot] = None if value is None else pickle.loads(value)
+    def _take_mail(self, slot: int, part: dict[str, Any]) -> Failure | None:
+        mail = part.get("mail", {})
+        values = [(kind, i, load_value(data, "step")) for kind, boxes in mail.items() for i, data in boxes.items()]
+        for _, _, value in values:
+            if isinstance(value, Failure):
+                return value
+        for kind, i, value in values:
+            self.slab.mail[kind][i][slot] = value
+        return None
+
+    def delivered(self, slot: int) -> Any:
+        """The row as it was last delivered."""
+        turn, row = self._stashed.get(slot, (-1, None))
+        return row if turn == self.given[slot] else super().delivered(slot)
 
     def _take_reply(self, what: str, *args: Any) -> None:
         if what == "built":
-            self._built[args[0]] = args[1]
+            self._built[args[0]] = load_value(args[1], "init")
         elif what == "called":
             slot, ticket, answer = args
             if self._tickets.get(slot) == ticket:
-                self._replies[slot] = answer
+                self._replies[slot] = load_value(answer, "call")
         elif what == "closed":
             self._closing.append((args[0], args[1]))
 
     def _mark_lost(self, worker: WorkerHandle) -> None:
-        """The worker's socket ended: learn how its process did, and say so once."""
-        if worker.channel is None:
-            return
+        """The worker is gone, or is to be: say so once."""
         self._forget(worker)
+        if not worker.loss_told:
+            self._tell_loss(worker)
+
+    def _tell_loss(self, worker: WorkerHandle) -> None:
+        """Learn how a worker's process ended, and add it to the losses. May be interrupted, and is then done again."""
         slot, phase = worker.last_seen()
+        code = self._end_of(worker)
+        self.losses.append(Loss(worker.index, code, slot, phase))
+        worker.loss_told = True
         worker.rest()
-        assert self._keeper is not None
-        code = self._keeper.exit_code(worker.pid, 2.0)
-        if code is None:  # it closed its socket but lives on: end it
-            self._keeper.kill(worker.pid)
-            code = self._keeper.exit_code(worker.pid, 2.0)
-        self._finished.losses.append(Loss(worker.index, code, slot, phase))
+
+    def _end_of(self, worker: WorkerHandle) -> int | None:
+        """The exit code of a worker that has hung up; ends it if it lives on."""
+        keeper = self._keeper
+        assert keeper is not None
+        pid = keeper.pid_of(worker.ticket, 1.0)
+        if pid is None:
+            return None
+        code = keeper.exit_code(pid, 1.0)
+        if code is None:
+            keeper.kill(pid)
+            code = keeper.exit_code(pid, 1.0)
+        return code
 
     def _forget(self, worker: WorkerHandle) -> None:
         channel, worker.channel = worker.channel, None
         worker.attached = False
         if channel is not None:
-            self._poller.unregister(channel.sock)
+            with contextlib.suppress(KeyError, ValueError):
+                self._poller.unregister(channel.sock)
             self._by_fd.pop(channel.fileno(), None)
             channel.close()
 
-    def _send(self, worker: WorkerHandle, frame: bytes) -> None:
-        if worker.channel is None:
+    def _flush(self, worker: WorkerHandle, patience_s: float = 0.2) -> None:
+        """Send what waits for a worker."""
+        channel = worker.channel
+        if channel is None:
             return
         try:
-            worker.channel.send(frame)
+            channel.flush(patience_s)
         except Closed:
-            worker.channel.pump()
+            channel.pump()
+            channel.eof = True
             self._take(worker)
-            self._mark_lost(worker)
 
     def _message(self, worker: WorkerHandle, *message: Any) -> None:
-        self._send(worker, b"M" + cloudpickle.dumps(message))
+        if worker.channel is not None:
+            worker.channel.post(b"M" + cloudpickle.dumps(message))
+            self._flush(worker)
 
     # -- off the step path --------------------------------------------------------------------------------------
 
@@ -281,9 +405,14 @@ class ProcessBackend(Backend):
         """Every living worker learns them now, a restarted one when it starts."""
         self._tasks.update(tasks)
         for worker in self._workers:
-            self._message(worker, "tasks", dict(tasks))
+            self._tell_tasks(worker)
 
-    def give_options(self, options: Mapping[int, dict[str, Any]]) -> None:
+    def _tell_tasks(self, worker: WorkerHandle) -> None:
+        if worker.channel is not None and worker.num_tasks < len(self._tasks):
+            self._message(worker, "tasks", dict(itertools.islice(self._tasks.items(), worker.num_tasks, None)))
+            worker.num_tasks = len(self._tasks)
+
+    def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """To the workers of these slots."""
         self._by_worker("options", options)
 
@@ -300,16 +429,15 @@ class ProcessBackend(Backend):
         for worker in self._workers:
             mine = {slot: value for slot, value in values.items() if self.worker_of[slot] == worker.index}
             if mine:
-                if not worker.alive:
-                    self._launch(worker, build=False)
+                self._prepared(worker)
                 self._message(worker, what, mine)
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """One message per slot."""
+        self.settle()
         for i, slot in enumerate(slots):
             worker = self._workers[self.worker_of[slot]]
-            if not worker.alive:
-                self._launch(worker, build=False)
+            self._prepared(worker)
             self._message(worker, "call", slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
@@ -325,17 +453,25 @@ class ProcessBackend(Backend):
         """Ask for the Python stacks, then end the worker and all it started."""
         stuck = self._workers[worker]
         assert self._keeper is not None
-        stack = self._stack(stuck)
+        pid = self._keeper.pid_of(stuck.ticket, 1.0)
+        stack = self._stack(stuck, pid) if pid is not None else ""
         self._forget(stuck)
-        stuck.rest()
-        self._keeper.kill(stuck.pid)
-        self._keeper.exit_code(stuck.pid, 2.0)
+        if pid is not None:
+            self._keeper.kill(pid)
+            self._keeper.exit_code(pid, 2.0)
         return stack
 
-    def _stack(self, worker: WorkerHandle) -> str:
+    def overrun(self, worker: int, slot: int, phase: str, words: str) -> None:
+        """End a worker that is past a deadline, and say so."""
+        stuck = self._workers[worker]
+        stack = self.kill(worker)
+        self.losses.append(Loss(worker, None, slot, phase, words, stack))
+        stuck.loss_told = True
+        stuck.rest()
+
+    def _stack(self, worker: WorkerHandle, pid: int) -> str:
         try:
-            checked_pid(worker.pid)
-            os.kill(worker.pid, STACK_SIGNAL)
+            os.kill(checked_pid(pid), STACK_SIGNAL)
         except ProcessLookupError:  # it has ended by itself: no stack is left to show
             return ""
         deadline = time.monotonic() + 1.0
@@ -359,6 +495,7 @@ class ProcessBackend(Backend):
 
     def _close_workers(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         deadline = time.monotonic() + timeout_s
+        self.settle()
         for worker in self._workers:
             self._message(worker, "close")
         while any(worker.alive for worker in self._workers) and time.monotonic() < deadline:
@@ -370,8 +507,8 @@ class ProcessBackend(Backend):
                 stack = self.kill(worker.index)
                 if slot >= 0:
                     why = f"did not return within {timeout_s:g} s; its worker was killed"
-                    problems.append((slot, Failure(phase, why, stack)))
-        for loss in self._finished.losses:
+                    problems.append((slot, Failure(phase, why, stack, kind="timeout")))
+        for loss in self.losses:
             if loss.exit_code and loss.slot >= 0:
                 problems.append((loss.slot, loss))
         return problems
@@ -385,3 +522,32 @@ class ProcessBackend(Backend):
         self._keeper = None
         self.pulses = []
         self._pulse_segment.close()
+
+
+def load_value(data: bytes | Failure | None, phase: str) -> Any:
+    """A value that an env made and its worker pickled; a Failure when it cannot be read here.
+
+    Reading runs code of the value's classes, which may raise anything. An exception may also be a signal handler's (Ctrl-C).
+    No handler runs in another thread: if it can be read there, the exception was not its own, and goes on.
+    """
+    if data is None or isinstance(data, Failure):
+        return data
+    try:
+        return pickle.loads(data)
+    except BaseException:
+        found: list[Failure] = []
+
+        def again() -> None:
+            try:
+                pickle.loads(data)
+            except BaseException as error:
+                failure = Failure.of(error, phase)
+                words = f"what it returned cannot be unpickled in the parent process: {failure.summary}"
+                found.append(Failure(phase, words, failure.traceback))
+
+        thread = threading.Thread(target=again, daemon=True)
+        thread.start()
+        thread.join()
+        if not found:
+            raise
+        return found[0]

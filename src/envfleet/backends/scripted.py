@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Finished, Loss, spread
+from envfleet.backends.base import Loss, spread
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.layout import REBUILD, RESET
 from envfleet.recipe import Recipe
@@ -89,7 +89,6 @@ class ScriptedBackend(LocalBackend):
         self.submissions: np.ndarray[Any, Any] = np.zeros(0, np.int64)  # [slot]
         self._time = 0.0
         self._queues: list[deque[_Job]] = []
-        self._finished = Finished()
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Build the envs here."""
@@ -137,7 +136,7 @@ class ScriptedBackend(LocalBackend):
             worker = int(self.worker_of[slot])
             current = self._queues[worker][0].slot if self._queues[worker] else -1
             self._lose(worker)
-            self._finished.losses.append(Loss(worker, exit_code, current, "idle" if current < 0 else "step"))
+            self.losses.append(Loss(worker, exit_code, current, "idle" if current < 0 else "step"))
 
     def _decide(self, slot: int, fate: Fate) -> None:
         for queue in self._queues:
@@ -164,6 +163,7 @@ class ScriptedBackend(LocalBackend):
         for slot in slots.tolist():
             job = _Job(slot, self._fate(slot), row=self._row(slot))
             self.submissions[slot] += 1
+            self.given[slot] += np.uint32(1)
             self._queues[self.worker_of[slot]].append(job)
         self._begin()
 
@@ -184,23 +184,21 @@ class ScriptedBackend(LocalBackend):
         command = int(self.slab.head["command"][slot])
         return {RESET: "reset", REBUILD: "init"}.get(command, "step")
 
-    def wait(self, at_least: int, timeout_s: float) -> Finished:
+    def wait(self, at_least: int, timeout_s: float) -> None:
         """Let the clock run to the next fate, as often as it takes, but no further than `timeout_s`."""
-        deadline = self._time + timeout_s
+        deadline, target = self._time + timeout_s, self.num_out - at_least
         while True:
             due = [
                 (queue[0].at, worker) for worker, queue in enumerate(self._queues) if queue and queue[0].at is not None
             ]
             at, worker = min(due, default=(None, -1))
-            enough = len(self._finished.done) >= at_least or bool(self._finished.losses)
+            enough = self.num_out <= target or bool(self.losses)
             if at is None or at > (self._time if enough else deadline):
                 if not enough:
                     self._time = max(self._time, deadline)
                 break
             self._time = max(self._time, at)
             self._happen(worker)
-        finished, self._finished = self._finished, Finished()
-        return finished
 
     def _happen(self, worker: int) -> None:
         job = self._queues[worker][0]
@@ -210,15 +208,14 @@ class ScriptedBackend(LocalBackend):
         if job.fate.then == "die":
             phase = self._phase(slot)
             self._lose(worker)
-            self._finished.losses.append(Loss(worker, job.fate.exit_code, slot, phase))
+            self.losses.append(Loss(worker, job.fate.exit_code, slot, phase))
             return
         self._queues[worker].popleft()
         life = self.lives[slot]
+        life.turn = int(self.given[slot])
         drive(life, life.advance(), _nobody_watches)
         self.pulses[worker].enter(-1, "idle")
-        new = self._finish([slot])
-        self._finished.done += new.done
-        self._finished.failures.update(new.failures)
+        self._finish(slot, life.turn)
         self._begin()
 
     def _lose(self, worker: int) -> None:

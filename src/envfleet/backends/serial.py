@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envfleet import native
-from envfleet.backends.base import Finished, Loss
+from envfleet.backends.base import Loss
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
@@ -28,8 +28,7 @@ class SerialBackend(LocalBackend):
     def __init__(self) -> None:
         super().__init__()
         self._runner: Any = None
-        self._done: list[int] = []
-        self._sided: list[int] | None = []  # of the done: those with something beside their rows; None: unknown
+        self._sided: list[tuple[int, int, int]] = []  # (slot, turn, whether broken) with something beside their rows
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Build the envs here."""
@@ -44,36 +43,43 @@ class SerialBackend(LocalBackend):
         slab = super().attach(layout)
         compiled = native.load()
         if compiled is not None:
-            self._runner = native.make_runner(compiled, slab, dict(enumerate(self.lives)), _nobody_watches)
+            lives = dict(enumerate(self.lives))
+            self._runner = native.make_runner(compiled, slab, lives, _nobody_watches, interruptible=True)
+            self._runner.set_board((self.given, self.done, self.info, self.final_info, self._sided))
         return slab
 
     def submit(self, slots: Slots) -> None:
         """Step the slots now."""
         if self._runner is not None:
-            sided = self._runner.run(np.ascontiguousarray(slots))
-            self._done += slots.tolist()
-            if sided and self._sided is not None:
-                self._sided += sided
+            self._runner.run(np.ascontiguousarray(slots))
             return
-        self._sided = None
         for slot in slots.tolist():
             life = self.lives[slot]
+            self.given[slot] = life.turn = int(self.given[slot] + np.uint32(1))
             drive(life, life.advance(), _nobody_watches)
-            self._done.append(slot)
+            self._finish(slot, life.turn)
 
-    def round(self, slots: Slots, timeout_s: float) -> Finished | None:
-        """Step all slots now; nothing to hand over when none has anything beside its row."""
-        if self._runner is None or self._done or self.info or self.final_info:
+    def round(self, slots: Slots, timeout_s: float) -> bool:
+        """Step all slots now."""
+        if self._runner is None:
             return super().round(slots, timeout_s)
-        self.handed_over = False
-        sided = self._runner.run(slots)
-        return self._finish(slots.tolist(), sided) if sided else None
+        if self._runner.run(slots):
+            return True
+        self.settle()
+        return False
 
-    def wait(self, at_least: int, timeout_s: float) -> Finished:
+    def settle(self) -> None:
+        """Take over what was left beside rows. A slot that was given a turn and did not finish it was interrupted."""
+        while self._sided:
+            slot, turn, broken = self._sided[0]
+            self._finish(slot, turn, bool(broken))
+            del self._sided[0]
+        for slot in np.flatnonzero(self.given != self.done).tolist():
+            self._finish(slot, int(self.given[slot]), broken=True)
+
+    def wait(self, at_least: int, timeout_s: float) -> None:
         """Everything submitted is done already."""
-        done, self._done = self._done, []
-        sided, self._sided = self._sided, []
-        return self._finish(done, sided)
+        self.settle()
 
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the envs."""

@@ -12,17 +12,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from envfleet import native
-from envfleet.backends.base import Finished, Loss
+from envfleet.backends.base import Loss
 from envfleet.backends.handle import WorkerHandle
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.processes import ProcessBackend
 from envfleet.layout import ALIGN, Layout
 from envfleet.slab import Slab, Slots
 from envfleet.slot import SlotLife, drive
-from envfleet.supervise.channel import Closed
+from envfleet.supervise.channel import ParentChannel
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Segment, SharedMap
 from envfleet.supervise.worker import call_life
@@ -52,6 +53,8 @@ class ShmBackend(ProcessBackend):
         self._lives: dict[int, SlotLife] = {}  # of the parent's own share
         self._runner: Any = None
         self._all_alive = True
+        self._all_told = True  # every worker knows every task, and has been sent all that it was to be sent
+        self._sided: list[tuple[int, int, int]] = []  # (slot, turn, whether broken) with something beside their rows
 
     # -- the parent's own share ---------------------------------------------------------------------------------
 
@@ -66,6 +69,10 @@ class ShmBackend(ProcessBackend):
             described: Described = LocalBackend._described(life)
             self._built[slot] = described
 
+    def has_deadline(self, slot: int) -> bool:
+        """Not the parent's own share."""
+        return slot not in self._lives
+
     def _own_slots(self) -> list[int]:
         return self._workers[-1].slots if not self._isolate else []
 
@@ -73,7 +80,7 @@ class ShmBackend(ProcessBackend):
 
     def _make_slab(self, layout: Layout) -> Slab:
         count = self.recipe.num_slots
-        slab_bytes = layout.offsets(count)[1]
+        slab_bytes = layout.offsets(count, keep=True)[1]
         self._map = SharedMap(slab_bytes, self.num_workers, count)
         if self._compiled is not None:
             exchange_bytes = -(-self._compiled.Exchange.size(self.num_workers, count) // ALIGN) * ALIGN
@@ -82,29 +89,30 @@ class ShmBackend(ProcessBackend):
         slab = Slab(layout, count, self._segment.map)
         if self._compiled is not None:
             me = -1 if self._isolate else self.num_workers - 1
-            self._exchange, self._arena = self._map.open(self._compiled, self._segment, me, is_parent=True)
-            self._out = np.zeros(count, np.int64)
+            board = (self.given, self.done, self.info, self.final_info, self._sided)
+            self._exchange, self._arena = self._map.open(self._compiled, self._segment, me, board)
         for life in self._lives.values():
             life.attach(slab)
         if self._lives:
-            self._runner = native.make_runner(self._compiled, slab, self._lives, _unwatched, None, self._arena)
+            self._runner = native.make_runner(self._compiled, slab, self._lives, _unwatched, None, self._arena, True)
         return slab
 
-    def _attach_worker(self, worker: WorkerHandle) -> None:
+    def _post_attach(self, channel: ParentChannel) -> bool:
         if self._layout is None or self._segment is None:
-            return
-        self._message(worker, "attach", self._layout, self.recipe.num_slots, self._map)
-        if worker.channel is not None:
-            try:
-                worker.channel.send_fds([self._segment.fd])
-                worker.attached = True
-            except Closed:
-                self._mark_lost(worker)
+            return False
+        message = cloudpickle.dumps(("attach", self._layout, self.recipe.num_slots, self._map))
+        channel.post(b"M" + message, [self._segment.fd])
+        return True
 
-    def _message(self, worker: WorkerHandle, *message: Any) -> None:
-        super()._message(worker, *message)
-        if self._exchange is not None and worker.attached:
-            self._exchange.control(worker.index)
+    def _flush(self, worker: WorkerHandle, patience_s: float = 0.2) -> None:
+        """Send what waits, and ring: with the doorbell, a worker looks at its socket only when it is rung for it."""
+        super()._flush(worker, patience_s)
+        channel = worker.channel
+        self._all_told &= channel is None or not channel.pending
+        if self._exchange is not None and channel is not None and worker.attached and not channel.pending:
+            if worker.rung != channel.next_number:
+                self._exchange.control(worker.index)
+                worker.rung = channel.next_number
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
@@ -113,70 +121,102 @@ class ShmBackend(ProcessBackend):
         if self._exchange is None:
             super().submit(slots)
             return
-        if not self._all_alive:
-            for index in np.unique(self.worker_of[slots]).tolist():
-                if not self._workers[index].alive and not self._is_own(index):
-                    self._launch(self._workers[index], build=False)
-            self._all_alive = all(w.alive or self._is_own(w.index) for w in self._workers)
+        if not self._all_alive or not self._all_told:
+            self._prepare(slots)
+        late = [worker.index for worker in self._workers if worker.channel is not None and worker.channel.pending]
+        if late:
+            # What these were sent before is still on its way: the slots follow behind it, over the same socket.
+            waiting = np.isin(self.worker_of[slots], late)
+            super().submit(slots[waiting])
+            slots = slots[~waiting]
         self._exchange.submit(np.ascontiguousarray(slots), self.worker_of)
 
-    def round(self, slots: Slots, timeout_s: float) -> Finished | None:
-        """Ring, step, wait and take in one call of the compiled doorbell, as long as nothing is out of the ordinary."""
-        if self._exchange is None or not self._all_alive or self.info or self.final_info or self._finished:
-            return super().round(slots, timeout_s)
-        self.handed_over = True
-        if self._exchange.round(slots, self.worker_of, timeout_s, self._runner):
-            return None
-        return self.wait(len(slots), timeout_s)
+    def _prepare(self, slots: Slots) -> None:
+        """Workers that are there and know all tasks."""
+        self.settle()
+        for index in np.unique(self.worker_of[slots]).tolist():
+            if not self._is_own(index):
+                self._prepared(self._workers[index])
+        self._all_alive = all(w.alive or self._is_own(w.index) for w in self._workers)
+        self._all_told = all(
+            w.channel is None or (w.num_tasks == len(self._tasks) and not w.channel.pending) for w in self._workers
+        )
 
-    def wait(self, at_least: int, timeout_s: float) -> Finished:
+    def give_tasks(self, tasks: Mapping[int, bytes]) -> None:
+        """Also when this is interrupted: `submit` looks whether all have been told."""
+        self._all_told = False
+        super().give_tasks(tasks)
+
+    def round(self, slots: Slots, timeout_s: float) -> bool:
+        """Ring, step, wait and take in one call of the compiled doorbell, as long as nothing is out of the ordinary."""
+        if self._exchange is None or not self._all_alive or self.info or self.final_info or not self._all_told or self._sided:
+            return super().round(slots, timeout_s)
+        if self._exchange.round(slots, self.worker_of, timeout_s, self._runner):
+            return True
+        self.wait(self.num_out, timeout_s)
+        return False
+
+    def wait(self, at_least: int, timeout_s: float) -> None:
         """Step the parent's own share, then wait for the workers; look after them whenever that takes long."""
         if self._exchange is None:
-            return super().wait(at_least, timeout_s)
+            super().wait(at_least, timeout_s)
+            return
+        target = self.num_out - at_least
         deadline = time.monotonic() + timeout_s
         while True:
-            need = max(0, at_least - len(self._finished.done))
+            need = max(0, self.num_out - target)
             enough = self._exchange.wait(need, max(0.0, deadline - time.monotonic()), self._runner)
             self._collect()
             if not enough:
+                self.settle()
                 self._poll(0.0)
-            if enough or self._finished.losses or time.monotonic() >= deadline:
-                finished, self._finished = self._finished, Finished()
-                return finished
+            if self.num_out <= target or self.has_trouble or time.monotonic() >= deadline:
+                return
 
     def _collect(self) -> None:
-        count, sided = self._exchange.collect(self._out, self._arena, self.info, self.final_info)
-        if count:
-            self._finished.done += self._out[:count].tolist()
-        for slot in sided:
-            self._take_side(slot)
+        self.num_stale = self._exchange.collect(self._arena)
+        while self._sided:
+            slot, turn, broken = self._sided[0]
+            if self.given[slot] == turn != self.done[slot]:
+                self._take_side(slot, turn, bool(broken))
+            del self._sided[0]
 
-    def _take_side(self, slot: int) -> None:
+    def _take_side(self, slot: int, turn: int, broken: bool) -> None:
         """What a slot left with Python: in our own life, or on its worker's socket, sent before the slot was done."""
         if slot in self._lives:
             life = self._lives[slot]
-            part: dict[str, Any] = {"failure": life.failure} if life.failure is not None else {}
-            for name in ("info", "final_info"):
-                value = getattr(life, name)
-                if value is not None:
-                    part[name] = value
+            part: dict[str, Any] = {"info": life.info, "final_info": life.final_info, "failure": life.failure}
         else:
             worker = self._workers[self.worker_of[slot]]
-            while slot not in self._parts and worker.alive:
-                self._poll(0.05)
-            part = self._parts.pop(slot, {})
-        if "failure" in part:
-            self._finished.failures[slot] = part["failure"]
+            if self._parts.get(slot, (-1,))[0] != turn and worker.channel is not None:
+                worker.channel.pump()
+                self._take(worker)
+            part_turn, part = self._parts.get(slot, (-1, {}))
+            broken |= part_turn != turn
+        failure = part.get("failure") or self._take_mail(slot, part)
+        if failure is None and broken:
+            failure = Failure("step", "it was interrupted in the middle of its step or reset", "")
+        if failure is not None:
+            self.failures[slot] = failure
         for kept, name in ((self.info, "info"), (self.final_info, "final_info")):
-            if name in part:
+            if failure is not None:
+                kept.pop(slot, None)
+            elif part.get(name) is not None:
                 kept[slot] = part[name]  # what is not here may be in the arena, and was taken from there
-        self._take_mail(slot, part)
+        self.done[slot] = turn
+        self._parts.pop(slot, None)
 
-    def _mark_lost(self, worker: WorkerHandle) -> None:
-        was_alive = worker.alive
-        super()._mark_lost(worker)
-        if was_alive:
-            self._drop_rings(worker)
+    def settle(self) -> None:
+        """As of all process backends; and what the doorbell says."""
+        super().settle()
+        if self._exchange is not None:
+            self._collect()
+            for worker in self._workers:
+                self._flush(worker, 0.0)
+
+    def _tell_loss(self, worker: WorkerHandle) -> None:
+        self._drop_rings(worker)
+        super()._tell_loss(worker)
 
     def kill(self, worker: int) -> str:
         """End the worker; what it had finished is kept."""
@@ -192,7 +232,7 @@ class ShmBackend(ProcessBackend):
 
     # -- off the step path --------------------------------------------------------------------------------------
 
-    def give_options(self, options: Mapping[int, dict[str, Any]]) -> None:
+    def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """To the lives of the parent's share, and to the workers."""
         for slot, life in self._lives.items():
             if slot in options:
@@ -211,12 +251,18 @@ class ShmBackend(ProcessBackend):
         for i, slot in enumerate(slots):
             mine = args[i] if each else args
             if slot in self._lives:
-                try:
-                    self._replies[slot] = call_life(self._lives[slot], phase, name, mine, kwargs)
-                except (Exception, SystemExit) as error:
-                    self._replies[slot] = Failure.of(error, phase)
+                self._replies[slot] = self._call_own(slot, phase, name, mine, kwargs)
             else:
                 super().call([slot], phase, name, mine, kwargs)
+
+    def _call_own(self, slot: int, phase: str, name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            return call_life(self._lives[slot], phase, name, args, kwargs)
+        except KeyboardInterrupt as error:
+            self.failures[slot] = Failure.of(error, phase)  # nobody knows what state its env is in
+            raise
+        except BaseException as error:
+            return Failure.of(error, phase)
 
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the parent's own envs, then the workers."""
@@ -224,7 +270,7 @@ class ShmBackend(ProcessBackend):
         for life in self._lives.values():
             try:
                 life.close()
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit, GeneratorExit) as error:
                 problems.append((life.slot, Failure.of(error, "close")))
         problems += super().close(timeout_s)
         self._exchange = self._runner = None

@@ -6,7 +6,6 @@ thread, and `close()` names what is still stuck.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -17,15 +16,16 @@ from typing import Any
 import numpy as np
 
 from envfleet import native
-from envfleet.backends.base import Finished, Loss, spread
+from envfleet.backends.base import Loss, spread
 from envfleet.backends.done import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
-from envfleet.slot import Calls, SlotLife, drive
+from envfleet.slot import SlotLife
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.memory import Pulse
+from envfleet.supervise.worker import drive_here
 
 #: To a thread that waits for jobs: there are rings now.
 _LOOK = object()
@@ -58,6 +58,7 @@ class ThreadBackend(LocalBackend):
         self._workers: list[_Worker] = []
         self._closing: list[tuple[int, Failure | Loss]] = []
         self._exchange: Any = None  # the compiled doorbell, where there is one
+        self._sided: list[tuple[int, int, int]] = []  # (slot, turn, whether broken) with something beside their rows
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Start the threads and let them build their envs side by side."""
@@ -83,7 +84,7 @@ class ThreadBackend(LocalBackend):
                 if slot >= 0 and time.monotonic() - since > self.recipe.init_timeout_s:
                     stack = self.kill(worker.index)
                     text = f"__init__ took longer than init_timeout_s={self.recipe.init_timeout_s:g}"
-                    built[slot] = Failure("init", text, stack)
+                    built[slot] = Failure("init", text, stack, kind="timeout")
         return built
 
     def attach(self, layout: Layout) -> Slab:
@@ -97,16 +98,16 @@ class ThreadBackend(LocalBackend):
         # `on_done` is called by the thread that finished a slot, which the compiled loop cannot do.
         if hasattr(compiled, "Exchange") and self.on_done is None:
             self._memory = _aligned(compiled.Exchange.size(self.num_workers, slab.num_slots))
-            self._done_slots = np.zeros(slab.num_slots, np.int64)
-            self._exchange = self._open(compiled, -1)
+            board = (self.given, self.done, self.info, self.final_info, self._sided)
+            self._exchange = self._open(compiled, -1, board)
             for worker in self._workers:
                 worker.exchange = self._open(compiled, worker.index)
                 worker.jobs.put(_LOOK)
         return slab
 
-    def _open(self, compiled: Any, me: int) -> Any:
+    def _open(self, compiled: Any, me: int, board: Any = None) -> Any:
         # Never spinning: it was tried, costs a core, and gained nothing for envs that wait.
-        return compiled.Exchange(self._memory, self.num_workers, self.slab.num_slots, me, 0.0, me < 0, True)
+        return compiled.Exchange(self._memory, self.num_workers, self.slab.num_slots, me, 0.0, me < 0, True, board)
 
     def _make_runner(self, worker: _Worker) -> None:
         lives = {slot: self.lives[slot] for slot in np.flatnonzero(self.worker_of == worker.index).tolist()}
@@ -141,21 +142,24 @@ class ThreadBackend(LocalBackend):
             if job is _LOOK:
                 exchange = worker.exchange
                 continue
-            sided = True
-            if type(job) is int:
-                slot = job
-                if worker.runner is not None:
-                    with contextlib.suppress(KeyboardInterrupt):
-                        sided = worker.runner.advance(slot)
-                else:
-                    _drive(self.lives[slot], self.lives[slot].advance(), worker.pulse)
+            if job[0] == "step":
+                slot, turn = job[1:]
+                if self._begun[slot] == turn:
+                    continue  # put a second time, after an interrupt
+                self._begun[slot] = turn
+                self._advance(worker, self.lives[slot], turn)
+                if worker.generation != generation:
+                    return  # given up long ago: another thread has this worker's slots, and this row is not ours
+                self._ended[slot] = turn
+                self._done.add(slot)
             elif job[0] == "build":
-                slot = job[1]
-                life = self.lives[slot]
-                _drive(life, life.build(), worker.pulse)
+                life = self.lives[job[1]]
+                drive_here(life, life.build(), worker.pulse.enter)
+                if worker.generation != generation:
+                    return
+                self._done.add(job[1])
             elif job[0] == "close":
                 self._close_one(self.lives[job[1]], worker.pulse)
-                continue
             else:
                 slot, ticket, phase, name, args, kwargs = job[1:]
                 worker.pulse.enter(slot, phase)
@@ -164,31 +168,56 @@ class ThreadBackend(LocalBackend):
                     return
                 worker.pulse.enter(-1, "idle")
                 self._answers.put((slot, ticket, answer))
-                continue
-            if worker.generation != generation:
-                return  # given up long ago: another thread has this worker's slots, and this row is not ours
-            self._done.add(slot, sided)
+
+    def _advance(self, worker: _Worker, life: SlotLife, turn: int) -> None:
+        life.turn = turn
+        try:
+            if worker.runner is not None:
+                worker.runner.advance(life.slot, turn)
+            else:
+                drive_here(life, life.advance(), worker.pulse.enter)
+        except BaseException as error:  # not the env's failure, which is in the row: something in our own life
+            life.fail_in(error, "step")
 
     def submit(self, slots: Slots) -> None:
         """Give the slots to their threads."""
         if self._exchange is not None:
             self._exchange.submit(np.ascontiguousarray(slots), self.worker_of)
             return
-        workers, worker_of = self._workers, self.worker_of
-        for slot in slots.tolist():
-            workers[worker_of[slot]].jobs.put(slot)
+        self.given[slots] += np.uint32(1)  # from here on they are out: see `settle`
+        self._put(slots.tolist())
 
-    def wait(self, at_least: int, timeout_s: float) -> Finished:
-        """Collect what the threads have finished."""
+    def _put(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._workers[self.worker_of[slot]].jobs.put(("step", slot, int(self.given[slot])))
+
+    def settle(self) -> None:
+        """Put the jobs whose putting was interrupted; take over what was left beside rows."""
         if self._exchange is None:
-            taken = self._done.take(at_least, timeout_s)
-            return self._finish(taken, self._done.take_sided(taken))
+            self._put(np.flatnonzero(self._begun != self.given).tolist())
+            self._collect()
+            return
+        while self._sided:
+            slot, turn, broken = self._sided[0]
+            self._finish(slot, turn, bool(broken))
+            del self._sided[0]
+
+    def wait(self, at_least: int, timeout_s: float) -> None:
+        """Collect what the threads have finished."""
+        target = self.num_out - at_least
         deadline = time.monotonic() + timeout_s
-        while not self._exchange.wait(at_least, max(0.0, deadline - time.monotonic()), None):
-            if time.monotonic() >= deadline:
-                break
-        count, sided = self._exchange.collect(self._done_slots, b"", self.info, self.final_info)
-        return self._finish(self._done_slots[:count].tolist(), sided)
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if self._exchange is None:
+                self._done.take(self.num_out - target, left)
+                self._collect()
+            else:
+                self._exchange.wait(max(0, self.num_out - target), left, None)
+                self.num_stale = self._exchange.collect(b"")
+                if self._sided:
+                    self.settle()
+            if self.num_out <= target or time.monotonic() >= deadline:
+                return
 
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call in the slots' own threads: some envs may only be touched by the thread that built them."""
@@ -226,7 +255,7 @@ class ThreadBackend(LocalBackend):
         pulse.enter(life.slot, "close")
         try:
             life.close()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._closing.append((life.slot, Failure.of(error, "close")))
         pulse.enter(-1, "idle")
 
@@ -250,15 +279,9 @@ class ThreadBackend(LocalBackend):
         for slot, thread, phase in self._stuck:
             if thread.is_alive():
                 why = f"its thread {thread.name!r} is still stuck in {phase} and cannot be ended"
-                problems.append((slot, Failure(phase, why, _stack_of(thread))))
+                problems.append((slot, Failure(phase, why, _stack_of(thread), kind="timeout")))
         self._workers = []
         return problems
-
-
-def _drive(life: SlotLife, calls: Calls, pulse: Pulse) -> None:
-    """No Ctrl-C ever arrives in these threads: a KeyboardInterrupt is the env's own, and is in the row already."""
-    with contextlib.suppress(KeyboardInterrupt):
-        drive(life, calls, pulse.enter)
 
 
 def _aligned(size_bytes: int) -> np.ndarray[Any, Any]:

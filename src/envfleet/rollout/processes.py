@@ -128,13 +128,13 @@ class WorkerProcess:
             raise WorkerDied(f"the worker process ended ({self.end()}) in the middle of a call") from closed
 
     def _receive(self, deadline: float) -> bytes:
-        while not self._channel.inbox:
+        while (frame := self._channel.take()) is None:
             if self._channel.eof:
                 raise Closed
             left = deadline - time.monotonic()
             if not self._channel.wait(min(left, 60.0)) and left <= 0:
                 raise TimeoutError
-        return self._channel.inbox.popleft()
+        return frame
 
     @property
     def alive(self) -> bool:

@@ -1,23 +1,48 @@
 """Frames over a socket pair, between the parent and one worker (or the keeper).
 
-The worker's end blocks. The parent's end never does: when a worker does not take what is sent because it is itself
-waiting to be read, the parent reads first. Two full buffers therefore cannot lock each other.
+A frame travels as numbered messages that the kernel takes and gives whole. The worker's end blocks. The parent's end
+never does: what a worker does not take is kept in an outbox, and what it sends is read meanwhile, so two full buffers
+cannot lock each other.
+
+The parent's end survives an exception between any two of its lines (Ctrl-C, a signal handler that raises). A frame is
+sent from the moment one `deque.extend` has put it into the outbox. A message is removed only after it has been dealt with;
+if that is interrupted, it is sent or read a second time, and its number gives it away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import struct
+import time
 from collections import deque
-from typing import Any
 
-_LENGTH = struct.Struct("=Q")
+_HEAD = struct.Struct("=QB")  # number of the message, flags
+_FIRST, _LAST = 1, 2
+#: Bytes of a frame in one message: well below what the smallest usual socket buffer (208 KiB) takes.
+_PART = 1 << 16
+# Linux keeps the borders of messages and still tells the end of the other side; elsewhere datagrams come closest.
+_KIND = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
+#: How long `flush` waits for a worker that takes nothing.
+_PATIENCE_S = 0.2
 
 
 class Closed(Exception):
     """The other end is gone."""
+
+
+def _messages(data: bytes, number: int) -> list[bytes]:
+    """A frame as messages, the first with this number."""
+    if len(data) <= _PART:
+        return [_HEAD.pack(number, _FIRST | _LAST) + data]
+    view, last = memoryview(data), (len(data) - 1) // _PART
+    return [
+        _HEAD.pack(number + i, (_FIRST if i == 0 else 0) | (_LAST if i == last else 0))
+        + view[i * _PART : (i + 1) * _PART]
+        for i in range(last + 1)
+    ]
 
 
 class Channel:
@@ -31,6 +56,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._sent = 0  # number of the last message sent
+        self._got = 0  # and of the last one received
 
     def fileno(self) -> int:
         """The descriptor, for selectors."""
@@ -39,140 +66,229 @@ class Channel:
     def send(self, data: bytes) -> None:
         """Send one frame."""
         try:
-            self.sock.sendall(_LENGTH.pack(len(data)) + data)
+            for message in _messages(data, self._sent + 1):
+                self.sock.send(message)
+                self._sent += 1
         except OSError as gone:
             raise Closed from gone
 
     def recv(self) -> bytes:
         """Wait for the next frame."""
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return self._exactly(length)
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray(count)
-        view, got = memoryview(data), 0
-        while got < count:
+        parts = []
+        while True:
             try:
-                part = self.sock.recv_into(view[got:])
+                message = self.sock.recv(_PART + _HEAD.size)
             except OSError as gone:
                 raise Closed from gone
-            if not part:
-                raise Closed
-            got += part
-        return bytes(data)
+            flags = self._number(message)
+            if flags is None:
+                continue
+            parts.append(message[_HEAD.size :])
+            if flags & _LAST:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def send_fds(self, fds: list[int]) -> None:
-        """Hand over file descriptors; the other end takes them with `recv_fds` at the same place in the stream."""
-        try:
-            socket.send_fds(self.sock, [b"F"], fds)
-        except OSError as gone:
-            raise Closed from gone
+    def _number(self, message: bytes) -> int | None:
+        """The flags of the next message, None for one that was sent twice."""
+        if not message:
+            raise Closed
+        number, flags = _HEAD.unpack_from(message)
+        if number <= self._got:
+            return None
+        if number != self._got + 1:
+            raise Closed  # one is missing: nothing that follows can be trusted
+        self._got = number
+        return int(flags)
 
     def recv_fds(self, count: int) -> list[int]:
-        """Take file descriptors handed over by `send_fds`."""
-        _, fds, _, _ = socket.recv_fds(self.sock, 1, count)
-        if len(fds) != count:
-            raise Closed
-        for fd in fds:
-            os.set_inheritable(fd, False)  # what an env starts must not keep our sockets and memory open
-        return list(fds)
+        """Take the file descriptors that follow the frame just received."""
+        while True:
+            message, fds, _, _ = socket.recv_fds(self.sock, _HEAD.size, count)
+            if self._number(message) is None:
+                for fd in fds:
+                    os.close(fd)
+                continue
+            if len(fds) != count:
+                raise Closed
+            for fd in fds:
+                os.set_inheritable(fd, False)  # what an env starts must not keep our sockets and memory open
+            return list(fds)
 
     def close(self) -> None:
         """Close this end."""
         self.sock.close()
 
 
-class ParentChannel(Channel):
-    """The parent's end: never blocks for good; incoming frames queue up in `inbox`."""
+class ParentChannel:
+    """The parent's end: never blocks for good. See the module's text for what an interrupt may do to it."""
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
         sock.setblocking(False)
-        self.inbox: deque[bytes] = deque()
+        self.sock = sock
         self.eof = False
-        self._partial = bytearray()
+        self._outbox: deque[tuple[int, bytes, list[int]]] = deque()  # (number, message, descriptors)
+        self._sent = 0
+        self._inbox: deque[bytes] = deque()  # messages, with their heads
+        self._got = 0  # number of the last message that left the inbox
 
-    def send(self, data: bytes) -> None:
-        """Send one frame, reading whatever arrives meanwhile. A Ctrl-C waits until the frame is whole."""
-        view = memoryview(_LENGTH.pack(len(data)) + data)
-        interrupt: KeyboardInterrupt | None = None
-        while view:
+    def fileno(self) -> int:
+        """The descriptor, for selectors."""
+        return self.sock.fileno()
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes, fds: list[int] | None = None) -> None:
+        """Send one frame; what the other end does not take now is sent by a later `flush` or `wait`.
+
+        File descriptors follow it: the other end takes them with `recv_fds` right behind the frame.
+        """
+        self.post(data, fds)
+        self.flush()
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next message; all below it will be delivered."""
+        return self._outbox[-1][0] + 1 if self._outbox else self._sent + 1
+
+    def post(self, data: bytes, fds: list[int] | None = None) -> None:
+        """Put a frame into the outbox: one step, done or not done."""
+        first = self.next_number
+        entries: list[tuple[int, bytes, list[int]]]
+        entries = [(first + i, message, []) for i, message in enumerate(_messages(data, first))]
+        if fds:
+            number = first + len(entries)
+            entries.append((number, _HEAD.pack(number, _FIRST | _LAST), [os.dup(fd) for fd in fds]))
+        self._outbox.extend(entries)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits in the outbox."""
+        return bool(self._outbox)
+
+    def flush(self, patience_s: float = _PATIENCE_S) -> None:
+        """Send what is in the outbox, reading meanwhile; stops when the other end takes nothing for a while."""
+        give_up = 0.0
+        while self._outbox:
+            number, message, fds = self._outbox[0]
             try:
-                view = view[self.sock.send(view) :]
-            except KeyboardInterrupt as pressed:
-                interrupt = pressed  # half a frame would make nonsense of every later one
+                if fds:
+                    socket.send_fds(self.sock, [message], fds)
+                else:
+                    self.sock.send(message)
             except BlockingIOError:
-                if _poll(self.sock, select.POLLIN | select.POLLOUT, 1.0) & select.POLLIN:
-                    self.pump()
+                self.pump()
+                now = time.monotonic()
+                give_up = give_up or now + patience_s
                 if self.eof:
                     raise Closed from None
+                if now >= give_up:
+                    return
+                _poll(self.sock, select.POLLIN | select.POLLOUT, give_up - now)
+                continue
             except OSError as gone:
                 raise Closed from gone
-        if interrupt is not None:
-            raise interrupt
+            give_up = 0.0
+            self._sent = number
+            self._outbox.popleft()
+            _close_fds(fds)
+
+    # -- receiving ----------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Read what is there into `inbox`; sets `eof` when the other end is gone."""
+        """Read what is there into the inbox; sets `eof` when the other end is gone."""
         while True:
             try:
-                part = self.sock.recv(1 << 20)
+                message = self.sock.recv(_PART + _HEAD.size, socket.MSG_PEEK)
             except BlockingIOError:
-                break
+                return
             except OSError:
-                part = b""
-            if not part:
+                message = b""
+            if not message:
                 self.eof = True
-                break
-            self._partial += part
-            if len(part) < 1 << 16:
-                break
-        self._split()
+                return
+            (number, _), last = _HEAD.unpack_from(message), self._last_read()
+            if number == last + 1:
+                self._inbox.append(message)
+            elif number > last:
+                self.eof = True  # one is missing: nothing that follows can be trusted
+                return
+            self.sock.recv(1)  # now that it is kept: the kernel drops the whole message
 
-    def _split(self) -> None:
-        data, at = self._partial, 0
-        while len(data) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(data, at)
-            if len(data) - at - _LENGTH.size < length:
-                break
-            at += _LENGTH.size
-            self.inbox.append(bytes(memoryview(data)[at : at + length]))
-            at += length
-        if at:
-            del data[:at]
+    def _last_read(self) -> int:
+        return int(_HEAD.unpack_from(self._inbox[-1])[0]) if self._inbox else self._got
+
+    def peek(self) -> memoryview | None:
+        """The oldest frame that has arrived, None when there is none. It stays until `drop`."""
+        inbox = self._inbox
+        while inbox and not inbox[0][8] & _FIRST:  # the rest of a frame whose removal was interrupted
+            self._remove()
+        if not inbox:
+            return None
+        if inbox[0][8] & _LAST:
+            return memoryview(inbox[0])[_HEAD.size :]
+        parts = []
+        for message in inbox:
+            parts.append(memoryview(message)[_HEAD.size :])
+            if message[8] & _LAST:
+                return memoryview(b"".join(parts))
+        return None
+
+    def drop(self) -> None:
+        """Remove the frame that `peek` gave: it has been dealt with."""
+        while self._inbox and not self._remove() & _LAST:
+            pass
+
+    def _remove(self) -> int:
+        number, flags = _HEAD.unpack_from(self._inbox[0])
+        self._got = number
+        self._inbox.popleft()
+        return int(flags)
+
+    def take(self) -> bytes | None:
+        """`peek` and `drop`, for callers that cannot be interrupted: a thread other than the main one."""
+        frame = self.peek()
+        if frame is None:
+            return None
+        self.drop()
+        return bytes(frame)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something can be read, or the time is over."""
-        if self.inbox:
-            return True
-        if not _poll(self.sock, select.POLLIN, timeout_s):
-            return False
-        self.pump()
-        return True
+        """Wait until a frame is there or the other end is gone, or the time is over; flushes the outbox meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self.pending and not self.eof:
+                with contextlib.suppress(Closed):
+                    self.flush(0.0)
+            self.pump()
+            left = deadline - time.monotonic()
+            if self.peek() is not None or self.eof:
+                return True
+            if left <= 0:
+                return False
+            _poll(self.sock, select.POLLIN | (select.POLLOUT if self.pending else 0), left)
+
+    def close(self) -> None:
+        """Close this end."""
+        while self._outbox:
+            _close_fds(self._outbox.popleft()[2])
+        self.sock.close()
 
 
-def _poll(sock: socket.socket, events: int, timeout_s: float) -> int:
-    """Which events are there, 0 when the time is over. poll, not select: descriptors above 1023 are fine."""
+def _close_fds(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _poll(sock: socket.socket, events: int, timeout_s: float) -> None:
+    """Wait for events on one socket. poll, not select: descriptors above 1023 are fine."""
     poller = select.poll()
     poller.register(sock, events)
-    found = poller.poll(max(0.0, timeout_s) * 1000)
-    return (
-        found[0][1] | select.POLLIN
-        if found and found[0][1] & (select.POLLHUP | select.POLLERR)
-        else (found[0][1] if found else 0)
-    )
+    poller.poll(max(0.0, timeout_s) * 1000)
 
 
 def pair() -> tuple[ParentChannel, Channel]:
     """A parent's end and the other end."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
     for sock in (ours, theirs):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
     return ParentChannel(ours), Channel(theirs)
-
-
-def unpickled(data: bytes) -> Any:
-    """A message of our own worker or parent. Only ever used on our own socket pairs."""
-    import pickle
-
-    return pickle.loads(data)

@@ -3,58 +3,125 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
 import signal
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from envfleet.errors import EnvFailed, EnvTimeout, FaultError, WorkerLost
 
 KINDS: dict[str, type[FaultError]] = {"failed": EnvFailed, "timeout": EnvTimeout, "lost": WorkerLost}
 
+#: The most that is kept of an exception's words, of its traceback, and of the exception itself.
+_MAX_SUMMARY, _MAX_TRACEBACK, _MAX_PICKLE = 2_000, 32_000, 1 << 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """An exception as a worker tells it: always picklable, with the traceback as text."""
+    """An exception as a worker tells it: plain text, always picklable."""
 
     phase: str
     summary: str  # "ValueError: bad move"
     traceback: str
     pickled: bytes | None = None  # the exception itself, when it can travel
+    kind: str = "failed"  # or "timeout": the call did not return in time
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Failure:
-        """Record an exception.
+        """Record an exception. Never raises, whatever the exception's own methods do.
 
         Example:
             >>> Failure.of(ValueError("bad move"), "step").summary
             'ValueError: bad move'
         """
-        try:
-            pickled = pickle.dumps(error)
-            pickle.loads(pickled)  # many exceptions pickle but do not come back
-        except Exception:
-            pickled = None
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        kind = type(error)
-        name = (
-            kind.__qualname__
-            if kind.__module__ in ("builtins", "__main__")
-            else f"{kind.__module__}.{kind.__qualname__}"
-        )
-        words = [f"{name}: {error}" if str(error) else name, *getattr(error, "__notes__", ())]
-        return cls(phase, " ".join(words), text, pickled)
+        name = _class_name(type(error))
+        words = _attempt(lambda: str(error), f"<{name}: its text could not be read>")
+        notes = _attempt(lambda: [note for note in error.__notes__ if isinstance(note, str)], [])
+        summary = _cut(" ".join([f"{name}: {words}" if words else name, *notes]), _MAX_SUMMARY)
+        text = _attempt(lambda: "".join(traceback.format_exception(type(error), error, _trace_of(error))), "")
+        return cls(phase, summary, _cut(text, _MAX_TRACEBACK) or summary, _attempt(lambda: _pickled(error), None))
 
     @property
     def exception(self) -> BaseException:
         """The exception, or a stand-in with the same words when it could not travel."""
-        if self.pickled is not None:
-            error = pickle.loads(self.pickled)  # written by our own worker over our own pipe
-        else:
+        error = _attempt(lambda: _unpickled(self.pickled), None) if self.pickled is not None else None
+        if error is None:
             error = RuntimeError(self.summary)
-        assert isinstance(error, BaseException)
-        error.add_note(f"in the environment's worker:\n{self.traceback}")
-        return error
+        note = f"in the environment's worker:\n{self.traceback}"
+        return _attempt(lambda: _noted(error, note), RuntimeError(self.summary))
+
+
+def _attempt(function: Callable[[], Any], otherwise: Any) -> Any:
+    """What a function gives, or `otherwise`: user code runs inside, and may raise anything or return nonsense."""
+    try:
+        result = function()
+    except BaseException:  # KeyboardInterrupt and SystemExit too: a `__str__` may raise those
+        return otherwise
+    return result if otherwise is None or type(result) is type(otherwise) or isinstance(otherwise, BaseException) else otherwise
+
+
+def _class_name(kind: type[BaseException]) -> str:
+    # Through `type` itself: a metaclass may answer for these attributes, with anything.
+    name: str = type.__dict__["__qualname__"].__get__(kind)
+    module = _attempt(lambda: type.__dict__["__module__"].__get__(kind), None)
+    return name if module in ("builtins", "__main__") or type(module) is not str else f"{module}.{name}"
+
+
+def _trace_of(error: BaseException) -> Any:
+    return BaseException.__dict__["__traceback__"].__get__(error)
+
+
+def _noted(error: BaseException, note: str) -> BaseException:
+    str(error), repr(error)  # whoever looks at it must be able to
+    error.add_note(note)
+    return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    data = pickle.dumps(error)
+    return data if len(data) <= _MAX_PICKLE else None
+
+
+def _cut(text: str, most: int) -> str:
+    # Text that is not valid Unicode is kept readable: it goes to terminals and files.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+
+
+class _ExceptionReader(pickle.Unpickler):
+    """Reads an exception back. Only exception classes and plain values: nothing else is called in the parent."""
+
+    _PLAIN = frozenset(
+        f"{module}.{name}"
+        for module, names in {
+            "builtins": "set frozenset bytearray complex range slice dict list tuple int float str bytes bool",
+            "collections": "OrderedDict deque",
+            "datetime": "date datetime time timedelta timezone",
+            "decimal": "Decimal",
+            "fractions": "Fraction",
+            "pathlib": "Path PurePath PosixPath PurePosixPath",
+            "uuid": "UUID",
+            "numpy": "ndarray dtype",
+            "numpy.core.multiarray": "_reconstruct scalar",
+            "numpy._core.multiarray": "_reconstruct scalar",
+            "envfleet.supervise.faults": "Fault Failure",
+        }.items()
+        for name in names.split()
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        """An exception class, or one of the plain types."""
+        found = super().find_class(module, name)
+        if f"{module}.{name}" in self._PLAIN or (isinstance(found, type) and issubclass(found, BaseException)):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is not an exception")
+
+
+def _unpickled(data: bytes) -> BaseException | None:
+    error = _ExceptionReader(io.BytesIO(data)).load()
+    return error if isinstance(error, BaseException) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +143,7 @@ class Fault:
     last_actions: tuple[Any, ...] = ()
     shared_with: int | None = None  # the slot whose fault took this slot's worker down
     time_s: float = 0.0
+    turn: int = dataclasses.field(default=-1, repr=False, compare=False)  # which hand-over of the slot it belongs to
     failure: Failure | None = dataclasses.field(default=None, repr=False)
 
     def error(self) -> FaultError:
@@ -95,7 +163,7 @@ class Fault:
             details.append(f"step {self.step}")
         details.append(f"seed {self.seed}" if self.seed is not None else "no seed of its own")
         if self.task is not None:
-            details.append(f"task {self.task!r}")
+            details.append(f"task {_attempt(lambda: _cut(repr(self.task), 200), '(its repr cannot be read)')}")
         if self.worker is not None:
             details.append(f"worker {self.worker}")
         lines = [f"{where} ({', '.join(details)}): {self.cause}"]

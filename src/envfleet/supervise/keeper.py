@@ -62,22 +62,25 @@ def keeper_main(channel: Channel, parent_pid: int, method: str) -> None:
 
 def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int, Any], wake: tuple[int, int]) -> None:
     message = pickle.loads(channel.recv())
-    if message["what"] == "start":
-        fds = channel.recv_fds(message["num_fds"])
-        try:
-            module, function = message["entry"]
-            if method == "spawn":
-                process = launch(module, function, [*fds, os.getpid()], fds)
-                launched[process.pid], pid = process, process.pid
-            else:
-                pid = _fork_worker(channel, module, function, fds, wake)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        workers.add(pid)
-        channel.send(pickle.dumps(("started", message["worker"], pid)))
-    elif message["what"] == "setup":
+    if message["what"] == "setup":
         sys.path[:] = message["path"]
+        return
+    fds = channel.recv_fds(message["num_fds"])
+    try:
+        module, function = message["entry"]
+        if method == "spawn":
+            process = launch(module, function, [*fds, os.getpid()], fds)
+            launched[process.pid], pid = process, process.pid
+        else:
+            pid = _fork_worker(channel, module, function, fds, wake)
+    except OSError as error:  # no memory, too many processes: one worker is missing, the others go on
+        channel.send(pickle.dumps(("refused", message["ticket"], str(error))))
+        return
+    finally:
+        for fd in fds:
+            os.close(fd)
+    workers.add(pid)
+    channel.send(pickle.dumps(("started", message["ticket"], pid)))
 
 
 def _fork_worker(channel: Channel, module: str, function: str, fds: list[int], wake: tuple[int, int]) -> int:

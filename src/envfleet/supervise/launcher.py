@@ -9,10 +9,9 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from typing import Any
 
-from envfleet.errors import BackendMissing, BadArgument, FleetError
+from envfleet.errors import BackendMissing, BadArgument, FleetError, KeeperLost
 from envfleet.supervise.channel import Channel, Closed, ParentChannel, pair
 from envfleet.supervise.keeper import checked_pid, keeper_main, launch
 
@@ -42,14 +41,27 @@ def check_start_method(method: str | None) -> str:
     return method
 
 
+def working_folder() -> str | None:
+    """The current folder, None when it has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 class Keeper:
-    """One keeper process. `start_worker` returns the worker's pid, `exits` fills with (pid, exit code)."""
+    """One keeper process. What it says fills `pids`, `refused` and `exits`; `gone` says that it has ended.
+
+    Starting a worker does not wait for it: frames for it may be sent at once, its pid comes later.
+    """
 
     def __init__(self, method: str) -> None:
         self.method = check_start_method(method)
         self.channel, theirs = pair()
-        self.exits: dict[int, int] = {}
-        self._started: deque[tuple[int, int]] = deque()
+        self.exits: dict[int, int] = {}  # pid -> exit code
+        self.pids: dict[int, int] = {}  # ticket of a start -> pid
+        self.refused: dict[int, str] = {}  # ticket of a start -> why there is no process
+        self._ticket = 0
         if method == "fork":
             self.pid = self._fork(theirs)
             self._process = None
@@ -85,46 +97,63 @@ class Keeper:
         finally:
             os._exit(0)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    @property
+    def gone(self) -> bool:
+        """Whether the keeper has ended, and all workers with it."""
+        return self.channel.eof
+
+    def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:
-            self.channel.send(pickle.dumps(message))
+            self.channel.send(pickle.dumps(message), fds)
         except Closed:
-            raise FleetError(
-                "the process that starts workers ended (killed from outside, or out of memory): make a new fleet"
-            ) from None
+            self.channel.eof = True
+            raise KeeperLost from None
+
+    def request_worker(self, fds: list[int], entry: tuple[str, str] = FLEET_WORKER) -> int:
+        """Ask for a process that runs `module.function(*fds, keeper's pid)`; returns the ticket of the request."""
+        self._ticket += 1
+        self._send({"what": "start", "ticket": self._ticket, "num_fds": len(fds), "entry": entry}, fds)
+        return self._ticket
 
     def start_worker(
         self, worker: int, fds: list[int], timeout_s: float = 60.0, entry: tuple[str, str] = FLEET_WORKER
     ) -> int:
-        """Start a worker: a process that runs `module.function(*fds, keeper's pid)`; returns its pid."""
-        self._send({"what": "start", "worker": worker, "num_fds": len(fds), "entry": entry})
-        self.channel.send_fds(fds)
+        """`request_worker`, and wait for its pid."""
+        ticket = self.request_worker(fds, entry)
         deadline = time.monotonic() + timeout_s
-        while not self._started:
+        while ticket not in self.pids:
             self.poll(deadline - time.monotonic())
-            if self.channel.eof or time.monotonic() > deadline:
-                raise FleetError(
-                    f"worker {worker} could not be started with {self.method!r}: "
-                    "the process that starts workers ended or did not answer (see its messages above)"
-                )
-        return self._started.popleft()[1]
+            if self.gone:
+                raise KeeperLost
+            if ticket in self.refused or time.monotonic() > deadline:
+                why = self.refused.get(ticket, "the process that starts workers did not answer")
+                raise FleetError(f"worker {worker} could not be started with {self.method!r}: {why}")
+        return self.pids[ticket]
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take in what the keeper says."""
         self.channel.wait(timeout_s)
-        while self.channel.inbox:
-            what, first, second = pickle.loads(self.channel.inbox.popleft())
-            if what == "started":
-                self._started.append((first, second))
-            else:
-                self.exits[first] = second
+        while (frame := self.channel.peek()) is not None:
+            what, key, value = pickle.loads(frame)
+            {"started": self.pids, "refused": self.refused, "exit": self.exits}[what][key] = value
+            self.channel.drop()
+
+    def pid_of(self, ticket: int, timeout_s: float) -> int | None:
+        """The pid of a worker that was asked for; None when there is none, or it does not become known in time."""
+        deadline = time.monotonic() + timeout_s
+        while ticket not in self.pids:
+            left = deadline - time.monotonic()
+            if left <= 0 or self.gone or ticket in self.refused:
+                return None
+            self.poll(left)
+        return self.pids[ticket]
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         """The exit code of a worker that is ending; None when it does not end in time."""
         deadline = time.monotonic() + timeout_s
         while pid not in self.exits:
             left = deadline - time.monotonic()
-            if left <= 0 or self.channel.eof:
+            if left <= 0 or self.gone:
                 return None
             self.poll(left)
         return self.exits[pid]

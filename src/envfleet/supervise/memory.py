@@ -96,14 +96,19 @@ class SharedMap:
         return self.slab_bytes + self.exchange_bytes + self.arena_bytes * self.num_slots
 
     def open(
-        self, compiled: Any, segment: Segment, me: int, is_parent: bool = False
+        self, compiled: Any, segment: Segment, me: int, board: Any = None
     ) -> tuple[Any, np.ndarray[Any, Any]]:
-        """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot."""
+        """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot.
+
+        `board`: where a parent is told of turns, see `Backend`; a worker has none.
+        """
         memory = memoryview(segment.map).cast("B")[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
         # A parent that only waits must not spin on a core that a worker needs. Waking it is cheap there: no core is idle.
         waits_only, crowded = me < 0, self.num_workers >= usable_cpus()
         spin_s = 0.0 if waits_only and crowded else self.spin_s
-        exchange = compiled.Exchange(memory, self.num_workers, self.num_slots, me, spin_s, is_parent)
+        exchange = compiled.Exchange(
+            memory, self.num_workers, self.num_slots, me, spin_s, board is not None, False, board
+        )
         at = self.slab_bytes + self.exchange_bytes
         arena = np.ndarray((self.num_slots, self.arena_bytes), np.uint8, buffer=segment.map, offset=at)
         return exchange, arena

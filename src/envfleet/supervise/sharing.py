@@ -12,20 +12,17 @@ from __future__ import annotations
 import contextlib
 import pickle
 import select
-import struct
 import threading
 import time
 from collections import deque
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from envfleet import native
-from envfleet.slot import SlotLife, drive
+from envfleet.slot import SlotLife
 from envfleet.supervise.channel import Channel, Closed
 from envfleet.supervise.memory import Pulse
-from envfleet.supervise.worker import DOWN, Worker
+from envfleet.supervise.worker import Worker, drive_here
 
 _QUICK_S = 0.001
 _TOGETHER = 16  # told of in one message
@@ -36,6 +33,7 @@ class LockedChannel(Channel):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel.sock)
+        self._sent, self._got = channel._sent, channel._got  # it goes on where the other one was
         self._sending = threading.Lock()
 
     def send(self, data: bytes) -> None:
@@ -75,8 +73,8 @@ class SharingWorker(Worker):
 
     def _build_one(self, life: SlotLife) -> None:
         def build() -> None:
-            drive(life, life.build(), self._pulses[life.slot].enter)
-            self._reply("built", life.slot, life.failure or self._described(life))
+            drive_here(life, life.build(), self._pulses[life.slot].enter)
+            self._reply("built", life.slot, self._described(life))
 
         self._jobs[life.slot].put(build)
 
@@ -99,15 +97,7 @@ class SharingWorker(Worker):
 
     def _step(self, slot: int) -> None:
         before = time.perf_counter()
-        runner = self._runners.get(slot)
-        try:
-            if runner is not None:
-                runner.advance(slot)
-            else:
-                life = self.lives[slot]
-                drive(life, life.advance(), self._pulses[slot].enter)
-        except KeyboardInterrupt:
-            pass  # the env's own (Ctrl-C never arrives here), and in the row already
+        self._advance_one(slot)
         slow = time.perf_counter() - before > _QUICK_S
         tell: list[int] = []
         with self._turn:
@@ -125,6 +115,16 @@ class SharingWorker(Worker):
                     tell, self._done = self._done, []
         if tell:
             self._report(tell)
+
+    def _advance_one(self, slot: int) -> None:
+        life, runner = self.lives[slot], self._runners.get(slot)
+        if runner is None:
+            drive_here(life, life.advance(), self._pulses[slot].enter)
+            return
+        try:
+            runner.advance(slot, life.turn)
+        except BaseException as error:
+            life.fail_in(error, "step")
 
     def _pass_on(self) -> None:
         """Wake the next of the quick ones, if there is one. The turn's lock is held."""
@@ -164,13 +164,9 @@ class SharingWorker(Worker):
         return seen
 
     def _advance(self, frame: bytes) -> None:
-        slab = self.slab
-        assert slab is not None
-        (count,) = struct.unpack_from("=I", frame, 1)
-        slots = np.frombuffer(frame, np.int32, count, 5)
-        slab.unpack(slots.astype(np.int64), slab.names(*DOWN), frame, 5 + 4 * count)
+        slots = self._unpack(frame)
         with self._turn:
-            for slot in slots.tolist():
+            for slot in slots:
                 if slot in self._slow:
                     self._alone.add(slot)
                     self._jobs[slot].put(slot)

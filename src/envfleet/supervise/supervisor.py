@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Backend, Finished, Loss
-from envfleet.book import DONE, IDLE, OUT, Book
-from envfleet.errors import FaultError
-from envfleet.layout import FAULT, QUARANTINED, REBUILD
+from envfleet.backends.base import Backend, Loss
+from envfleet.book import Book
+from envfleet.errors import FaultError, KeeperLost
+from envfleet.layout import FAULT, QUARANTINED, REBUILD, RESET
 from envfleet.slab import Slots
 from envfleet.supervise.faults import Failure, Fault, exit_words
 
 _LOOK_S = 0.05
+#: Time between two looks counts as at most this much: whoever was not looking (the process was stopped, the caller computed
+#: for minutes) cannot say of a worker that it was silent.
+_MAX_GAP_S = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,26 +68,35 @@ class Supervisor:
         self.pending: dict[int, Fault] = {}
         self._due: dict[int, float] = {}  # slot -> when to rebuild it
         self._interrupted: dict[int, _Interrupted] = {}
-        self._suspect: dict[int, tuple[int, str, float]] = {}
+        self._suspect: dict[int, tuple[tuple[int, str, float], float]] = {}  # pulse -> what it said, and since when
+        self._out_turn = np.zeros(count, np.uint32)  # [slot]: the turn in which it was last seen out
+        self._out_time = np.zeros(count)  # and the watched time when that was first seen
         self._last_look = backend.now()
+        self._watched_s = 0.0  # the time spent looking
+        self._lost_at = np.zeros(count, np.uint32)  # the turn in which a slot was lost
         self._rebuilds = np.zeros(count, np.int64)
 
     # -- what the backend brings ---------------------------------------------------------------------------------
 
-    def take(self, finished: Finished) -> None:
-        """Sort what a wait brought: rows that are done, rows that failed, workers that are lost."""
-        state = self.book.state
-        if not finished.failures and not finished.losses and not self.troubled:
-            state[finished.done] = DONE
-            self.credit(finished.done)
-            return
-        for slot in finished.done:
-            if slot in finished.failures:
-                self._failed(slot, finished.failures[slot])
-            else:
-                self._came_back(slot)
-        for loss in finished.losses:
-            self._worker_lost(loss)
+    def take(self) -> None:
+        """Deal with what the backend has met: failures, lost workers, lost slots that have come back.
+
+        Everything is removed from the backend's lists after it has been dealt with. If this is interrupted it is dealt with
+        again, which changes nothing: a fault is known by its slot and turn.
+        """
+        backend = self.backend
+        if backend.is_broken:
+            self.troubled = True
+            raise KeeperLost
+        while backend.failures:
+            slot, failure = next(iter(backend.failures.items()))
+            self._failed(slot, failure)
+            del backend.failures[slot]
+        while backend.losses:
+            self._worker_lost(backend.losses[0])
+            backend.losses.popleft()
+        if self.troubled:
+            self._take_back()
 
     def credit(self, slots: list[int] | Slots) -> None:
         """A completed episode clears the slot's count of restarts."""
@@ -94,59 +106,57 @@ class Supervisor:
             self.restarts[np.asarray(slots, np.int64)[ended]] = 0
             self.has_restarts = bool(self.restarts.any())
 
-    def _came_back(self, slot: int) -> None:
-        if self.book.state[slot] != OUT:
-            return  # given up just as it finished
-        self.lost[slot] = False
-        self.book.state[slot] = DONE
-        interrupted = self._interrupted.pop(slot, None)
-        if interrupted is None:
-            self.credit([slot])
-        else:
-            self._write_fault_row(slot, interrupted, FAULT)
+    def _take_back(self) -> None:
+        """Lost slots that were rebuilt and are done: their rows say what became of the episode that was cut short."""
+        book = self.book
+        back = self.lost & (book.given != self._lost_at) & (book.done == book.given) & ~book.held & ~self.quarantined
+        for slot in np.flatnonzero(back).tolist():
+            if slot in self.pending:
+                continue
+            interrupted = self._interrupted.get(slot)
+            if interrupted is not None:
+                self._write_fault_row(slot, interrupted, FAULT)
+                self._interrupted.pop(slot)
+            self.lost[slot] = False
         self._look_for_trouble()
 
     def _failed(self, slot: int, failure: Failure) -> None:
         fault = self._record(
-            slot, "failed", failure.phase, failure.summary, failure=failure, traceback=failure.traceback
+            slot, "failed", failure.phase, failure.summary, True, failure=failure, traceback=failure.traceback
         )
-        self._handle(fault, counts=True)
+        self._handle(fault, counts=True, is_out=bool(self.book.given[slot] != self.book.seen[slot]))
 
-    def _worker_lost(self, loss: Loss, timed_out: Fault | None = None) -> None:
+    def _worker_lost(self, loss: Loss) -> None:
         """Every slot of the worker has lost its env: the one it was in, and those that shared it."""
         slots = np.flatnonzero(self.backend.worker_of == loss.worker).tolist()
         words = exit_words(loss.exit_code)
         culprit = loss.slot
+        if loss.overrun:
+            slots.sort(key=lambda slot: slot != culprit)  # the one that began it first
         for slot in slots:
-            if self.quarantined[slot]:
+            if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.book.given[slot]):
                 continue
-            if slot == culprit and timed_out is None:
+            if slot == culprit:
+                kind, cause = ("timeout", loss.overrun) if loss.overrun else ("lost", f"the worker process {words}")
                 fault = self._record(
-                    slot,
-                    "lost",
-                    loss.phase,
-                    f"the worker process {words}",
-                    worker=loss.worker,
-                    exit_code=loss.exit_code,
+                    slot, kind, loss.phase, cause, True, worker=loss.worker, exit_code=loss.exit_code, stack=loss.stack
                 )
-            elif slot == culprit:
-                continue
             else:
-                what = f"timed out in {loss.phase}" if timed_out else f"was in {loss.phase} when the process {words}"
+                what = f"timed out in {loss.phase}" if loss.overrun else f"was in {loss.phase} when the process {words}"
                 shared = f"it shared worker {loss.worker} with slot {culprit}, which {what}"
                 idle = " while idle" if loss.phase == "idle" else ""
-                cause = shared if culprit >= 0 else f"the worker process {words}{idle}"
                 fault = self._record(
                     slot,
                     "lost",
-                    "step" if self.book.state[slot] == OUT else "idle",
-                    cause,
+                    "step" if self.book.is_out(slot) else "idle",
+                    shared if culprit >= 0 else f"the worker process {words}{idle}",
+                    True,
                     worker=loss.worker,
                     exit_code=loss.exit_code,
                     shared_with=culprit if culprit >= 0 else None,
                 )
             # Only the slot that brought the worker down pays from its budget; with none known, all do.
-            self._handle(fault, counts=slot == culprit or culprit < 0)
+            self._handle(fault, counts=slot == culprit or culprit < 0, is_out=self.book.is_out(slot))
 
     # -- deadlines -----------------------------------------------------------------------------------------------
 
@@ -156,17 +166,51 @@ class Supervisor:
         now = backend.now()
         if not backend.has_deadlines or (not force and now - self._last_look < _LOOK_S):
             return
+        self._watched_s += min(now - self._last_look, _MAX_GAP_S)
         self._last_look = now
         for i, pulse in enumerate(backend.pulses):
             slot, phase, since = seen = pulse.read()
             limit = backend.recipe.timeout_s(phase)
-            if slot < 0 or phase == "idle" or now - since <= limit:
+            if not 0 <= slot < len(self.lost) or phase == "idle" or now - since <= limit:
                 self._suspect.pop(i, None)
-            elif self._suspect.get(i) != seen:
-                self._suspect[i] = seen  # two looks in a row: see Pulse
-            else:
+                continue
+            said, first = self._suspect.get(i, (None, now))
+            if said != seen:
+                self._suspect[i] = (seen, now)  # seen twice, and a moment apart: see Pulse
+            elif now - first >= min(0.5, 0.1 * limit):
                 self._suspect.pop(i)
-                self._timed_out(int(backend.worker_of[slot]), slot, phase, limit)
+                setting = phase if phase in ("init", "reset") else "step"
+                words = f"{phase} took longer than {setting}_timeout_s={limit:g}"
+                self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
+        self._look_for_silence(now)
+
+    def _look_for_silence(self, now: float) -> None:
+        """Find slots that are out, though their worker's pulse says nothing that would explain it.
+
+        A worker that was stopped, whose interpreter is blocked by a thread or a signal handler of the env, or that has lost a
+        message, looks idle for ever. Only time in which somebody looked counts.
+        """
+        backend, book, recipe = self.backend, self.book, self.backend.recipe
+        out = book.given != book.done
+        fresh = out & (self._out_turn != book.given)
+        self._out_turn[fresh], self._out_time[fresh] = book.given[fresh], self._watched_s
+        shortest = min(recipe.step_timeout_s, recipe.reset_timeout_s, recipe.init_timeout_s)
+        for slot in np.flatnonzero(out & (self._watched_s - self._out_time > shortest)).tolist():
+            if not backend.has_deadline(slot):
+                continue
+            phase = {RESET: "reset", REBUILD: "init"}.get(int(backend.slab.head["command"][slot]), "step")
+            waited_s, limit = self._watched_s - float(self._out_time[slot]), recipe.timeout_s(phase)
+            said, _, since = backend.pulse_of(slot).read()
+            is_idle = backend.can_kill and said < 0 and min(waited_s, now - since) > limit
+            # One turn may step, close, build and reset; and those of its worker's other slots may come first.
+            longest = 2 * recipe.step_timeout_s + recipe.init_timeout_s + recipe.reset_timeout_s
+            if is_idle or waited_s > longest * (1 + -(-len(self.lost) // backend.num_workers)):
+                words = (
+                    f"no answer within {phase}_timeout_s={limit:g}, and its worker says that it does nothing: "
+                    "it was stopped, or the environment left something behind that blocks its interpreter"
+                )
+                self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
+                return  # the other slots of the same worker went with it
 
     def next_look_s(self) -> float:
         """How long to wait before looking at deadlines again, or until a rebuild is due if that is sooner."""
@@ -174,29 +218,34 @@ class Supervisor:
             return _LOOK_S
         return max(0.001, min(_LOOK_S, min(self._due.values()) - self.backend.now()))
 
-    def _timed_out(self, worker: int, slot: int, phase: str, limit: float) -> None:
-        stack = self.backend.kill(worker)
-        fault = self._record(
-            slot,
-            "timeout",
-            phase,
-            f"{phase} took longer than {phase if phase in ('init', 'reset') else 'step'}_timeout_s={limit:g}",
-            worker=worker,
-            stack=stack,
-        )
+    def _timed_out(self, worker: int, slot: int, phase: str, words: str) -> None:
         if self.backend.can_kill:
-            self._handle(fault, counts=True)
-            self._worker_lost(Loss(worker, None, slot, phase), timed_out=fault)
-        else:
-            self._handle(fault, counts=True, gone=not self.backend.can_rebuild_abandoned)
+            self.backend.overrun(worker, slot, phase, words)
+            self.take()
+            return
+        is_out = self.book.is_out(slot)
+        fault = self._record(slot, "timeout", phase, words, worker=worker, stack=self.backend.kill(worker))
+        self._handle(fault, counts=True, is_out=is_out, gone=not self.backend.can_rebuild_abandoned)
 
     # -- what is done about it -----------------------------------------------------------------------------------
 
-    def _record(self, slot: int, kind: str, phase: str, cause: str, **more: Any) -> Fault:
-        head = self.backend.slab.head[slot]
+    def _delivered(self, slot: int) -> tuple[Any, list[Any]]:
+        """The row as the caller last got it, whatever has been written into it since."""
+        is_new = bool(self.book.given[slot] != self.book.seen[slot])
+        row: tuple[Any, list[Any]] = self.backend.delivered(slot) if is_new else self.backend.slab.delivered(slot, -1)
+        return row
+
+    def _record(self, slot: int, kind: str, phase: str, cause: str, once: bool = False, **more: Any) -> Fault:
+        """Add a fault to the list. `once`: not if the same one is there, because dealing with it was interrupted."""
+        turn, live = int(self.book.given[slot]), self.backend.slab.head[slot]
+        for known in reversed(self.faults[-2 * len(self.lost) :] if once else ()):
+            if (known.slot, known.turn, known.kind, known.phase, known.cause) == (slot, turn, kind, phase, cause):
+                return known
+        head, _ = self._delivered(slot)
         running = int(head["started"]) - 1
-        same = int(head["episode"]) == running and not self.backend.slab.ended(slot)
-        seed = int(head["now_seed"])
+        same = int(head["episode"]) == running and not self.backend.slab.has_ended(head)
+        named = live if phase in ("init", "reset") else head  # a reset that fails has its own seed and task
+        seed = int(named["now_seed"])
         more.setdefault("worker", int(self.backend.worker_of[slot]))
         fault = Fault(
             slot=slot,
@@ -206,50 +255,56 @@ class Supervisor:
             episode=running,
             step=(int(head["step"]) + 1 if same else 0) if running >= 0 else -1,
             seed=None if seed < 0 else seed,
-            task=self.book.task_value(int(head["now_task"])),
+            task=self.book.task_value(int(named["now_task"])),
             last_actions=self.book.last_actions(slot),
             time_s=self.backend.now(),
+            turn=turn,
             **more,
         )
         self.faults.append(fault)
         return fault
 
-    def _handle(self, fault: Fault, counts: bool, gone: bool = False) -> None:
-        slot = fault.slot
+    def _handle(self, fault: Fault, counts: bool, is_out: bool, gone: bool = False) -> None:
+        """Decide what becomes of the slot. `is_out`: the caller waits for its row; else it has the last one."""
+        slot, book = fault.slot, self.book
         self.troubled = True
-        was_lost, self.lost[slot] = self.lost[slot], True
-        if self.book.state[slot] != OUT:
-            return  # the caller has the row: it learns of the fault when it sends the slot again
-        if slot not in self._interrupted:
-            self._interrupted[slot] = self._interrupt(slot, fault, was_lost)
+        if is_out and slot not in self._interrupted:
+            self._interrupted[slot] = self._interrupt(slot, fault, bool(self.lost[slot]))
+        self._lost_at[slot] = book.given[slot]
+        self.lost[slot] = True
+        if not is_out:
+            return  # the caller learns of the fault when it sends the slot again
         if self.policy.on_fault == "raise":
-            self._interrupted.pop(slot)
             self.pending[slot] = fault
-            self.book.state[slot] = DONE
             self.quarantined[slot] |= gone
+            self._interrupted.pop(slot)
+            book.done[slot] = book.given[slot]
             return
         self.restarts[slot] += counts
         self.has_restarts |= counts
         if gone or self.restarts[slot] > self.policy.max_restarts:
             self.quarantined[slot] = True
-            self._write_fault_row(slot, self._interrupted.pop(slot), QUARANTINED)
-            self.book.state[slot] = DONE
+            self._write_fault_row(slot, self._interrupted[slot], QUARANTINED)
+            self._interrupted.pop(slot)
+            book.done[slot] = book.given[slot]
             return
         delay = self.policy.delay_s(int(self.restarts[slot])) if counts else 0.0
+        book.held[slot] = True
         self._due[slot] = self.backend.now() + delay
 
     def _interrupt(self, slot: int, fault: Fault, was_lost: bool) -> _Interrupted:
-        head = self.backend.slab.head[slot]
+        head, obs = self._delivered(slot)
         same = int(head["episode"]) == fault.episode and not was_lost
+        named = self.backend.slab.head[slot] if fault.phase in ("init", "reset") else head
         return _Interrupted(
-            final_obs=self.backend.slab.save_obs(slot),
+            final_obs=obs,
             head={
                 "episode": fault.episode,
                 "step": fault.step,
                 "length": max(fault.step, 0),
                 "ep_return": head["ep_return"].copy() if same and fault.step > 0 else 0.0,
-                "task": int(head["now_task"]),
-                "seed": int(head["now_seed"]),
+                "task": int(named["now_task"]),
+                "seed": int(named["now_seed"]),
                 # Of many agents those that took part: they had an observation, or their transition was open.
                 "truncated": head["active"] | head["pending"] if self.backend.slab.layout.agents else True,
             },
@@ -274,16 +329,18 @@ class Supervisor:
         if not self._due:
             return
         now = self.backend.now()
+        for slot in [slot for slot in self._due if self.book.given[slot] != self._lost_at[slot]]:
+            self._was_sent(slot)  # before an interrupt
         slots = sorted(slot for slot, when in self._due.items() if when <= now)
-        for slot in slots:
-            del self._due[slot]
         if slots:
             self.prepare_rebuild(slots)
-            try:
-                self.backend.submit(np.array(slots, np.int64))
-            except BaseException:
-                self._due.update(dict.fromkeys(slots, now))  # still due: the next recv says so again, and does not hang
-                raise
+            self.backend.submit(np.array(slots, np.int64))  # when it raises they are still due: the next recv tries again
+            for slot in slots:
+                self._was_sent(slot)
+
+    def _was_sent(self, slot: int) -> None:
+        self.book.held[slot] = False
+        del self._due[slot]
 
     def prepare_rebuild(self, slots: list[int]) -> None:
         """Write the REBUILD command. A rebuilt env has no random stream to go on with: it gets a seed of its own,
@@ -307,38 +364,42 @@ class Supervisor:
 
     def last_fault(self, slot: int) -> Fault:
         """The newest fault of a slot."""
-        return next(fault for fault in reversed(self.faults) if fault.slot == slot)
+        for fault in reversed(self.faults):
+            if fault.slot == slot:
+                return fault
+        return self._record(slot, "lost", "idle", "its environment is gone")
 
     def quarantine_row(self, slot: int) -> None:
-        """What a quarantined slot comes back with: nothing happened, nothing is to be learnt."""
+        """What a quarantined slot comes back with, at once: nothing happened, nothing is to be learnt."""
         row = self.backend.slab.head[slot : slot + 1]
         row["reward"], row["terminated"], row["truncated"] = 0.0, False, False
         row["scored"], row["active"], row["pending"], row["over"] = False, False, False, False
         row["status"] = QUARANTINED
+        turn = self.book.given[slot] + np.uint32(1)
+        self.book.done[slot] = turn  # in this order: between the two lines it is still the caller's
+        self.book.given[slot] = turn
 
     def raise_pending(self, slots: list[int]) -> None:
         """Raise the first fault among slots that are being received; all of them are then the caller's again."""
-        faults = [self.pending.pop(slot) for slot in slots if slot in self.pending]
-        faults.sort(
-            key=lambda fault: fault.shared_with is not None
-        )  # the slot that began it before those it took along
+        faults = [self.pending[slot] for slot in slots if slot in self.pending]
+        if not faults:
+            return
+        faults.sort(key=lambda fault: fault.shared_with is not None)  # the slot that began it first
+        error: FaultError = faults[0].error()
+        for other in faults[1:]:
+            error.add_note(f"also: {other}")
         for fault in faults:
-            self.book.state[fault.slot] = IDLE
-        if faults:
-            error: FaultError = faults[0].error()
-            for other in faults[1:]:
-                error.add_note(f"also: {other}")
-            raise error
+            self.book.seen[fault.slot] = self.book.given[fault.slot]
+            self.pending.pop(fault.slot, None)
+        raise error
 
-    def note_close(self, slot: int, problem: Failure | Loss) -> None:
+    def note_close(self, slot: int, problem: Failure | Loss) -> Fault:
         """Record what went wrong in closing a slot."""
         if isinstance(problem, Failure):
-            kind = "timeout" if "did not return" in problem.summary or "stuck" in problem.summary else "failed"
-            text = {"stack": problem.traceback} if kind == "timeout" else {"traceback": problem.traceback}
-            self._record(max(slot, 0), kind, problem.phase, problem.summary, failure=problem, **text)
-        else:
-            cause = f"the worker process {exit_words(problem.exit_code)}"
-            self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
+            text = {"stack": problem.traceback} if problem.kind == "timeout" else {"traceback": problem.traceback}
+            return self._record(max(slot, 0), problem.kind, problem.phase, problem.summary, failure=problem, **text)
+        cause = f"the worker process {exit_words(problem.exit_code)}"
+        return self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 
     def _look_for_trouble(self) -> None:
         self.troubled = bool(

@@ -2,11 +2,13 @@
 
 Messages from the parent are frames whose first byte says what they are:
 
-* ``S`` slots (int32 …), then for `pipe` the rows' bytes: advance these slots, tell of each when it is done;
+* ``S`` slots (int32 …) and their turns (uint32 …), then for `pipe` the rows' bytes: advance these slots, tell of each when
+  it is done;
 * ``M`` a pickled ``(what, …)``: tasks, options, mail, call, close … — everything off the step path.
 
-To the parent: ``D`` slots that are done (+ rows for `pipe`, + a pickled side part when there is something beside the
-rows), ``R`` a pickled reply.
+To the parent: ``D`` slots that are done and their turns (+ rows for `pipe`, + a pickled side part when there is something
+beside the rows), ``I`` a side part alone (for `shm`), ``R`` a pickled reply. What an env made is pickled by itself inside
+side parts and replies, so that what the parent cannot read concerns its slot only.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -32,7 +35,7 @@ from envfleet.layout import Layout
 from envfleet.recipe import unpack_factories
 from envfleet.results import describe
 from envfleet.slab import Slab
-from envfleet.slot import SlotLife, drive
+from envfleet.slot import Calls, SlotLife, drive, end_if_forked
 from envfleet.supervise.channel import Channel, Closed
 from envfleet.supervise.faults import Failure
 from envfleet.supervise.keeper import die_with
@@ -75,8 +78,9 @@ class Worker:
     def __init__(self, channel: Channel, pulse_fd: int, start: dict[str, Any]) -> None:
         self.channel = channel
         sys.path[:] = start["path"]
-        with contextlib.suppress(OSError):  # a folder that is gone meanwhile: an env that needs it will say so
-            os.chdir(start["cwd"])
+        if start["cwd"]:
+            with contextlib.suppress(OSError):  # a folder that is gone meanwhile: an env that needs it will say so
+                os.chdir(start["cwd"])
         self.by_value: bool = start["by_value"]
         self.words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
         self.index: int = start["worker"]
@@ -114,64 +118,57 @@ class Worker:
         self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
         for slot in start["slots"]:
             life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks)
-            life.keep = _dumps  # what cannot travel fails in the life, with its phase and step
+            life.keep = dump_value  # what cannot travel fails in the life, with its phase and step
             if not start["build"]:
                 continue  # restarted worker: each env is built when its slot is sent
             self._build_one(life)
 
     def _build_one(self, life: SlotLife) -> None:
-        drive(life, life.build(), self.pulse.enter)
-        self._reply("built", life.slot, life.failure or self._described(life))
+        drive_here(life, life.build(), self.pulse.enter)
+        self._reply("built", life.slot, self._described(life))
 
-    def _described(self, life: SlotLife) -> Any:
+    def _described(self, life: SlotLife) -> Failure | bytes:
+        if life.failure is not None:
+            return life.failure
         try:
-            about = describe(life.env)
-            cloudpickle.dumps(about)
-            return about
-        except Exception as error:
+            return dump_value(describe(life.env))
+        except BaseException as error:
             return Failure.of(error, "init")
 
     def _reply(self, *message: Any) -> None:
-        self.channel.send(b"R" + cloudpickle.dumps(message))
+        self.channel.send(b"R" + pickle.dumps(message))
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Take messages until close; with an exchange, slots come through it and only the rest over the socket."""
         while True:
-            waiting = 1 if self.exchange is None else self.exchange.work(self.runner, self._send_side)
-            if not waiting and self._parent_is_gone():
-                return
-            for _ in range(waiting):
+            has_message = self.exchange is None
+            if not has_message:
+                self.exchange.work(self.runner, self._send_side)
+            while has_message or self._has_message():
+                has_message = False
                 frame = self.channel.recv()
                 if frame[:1] == b"S":
                     self._advance(frame)
                 elif not self._message(*pickle.loads(memoryview(frame)[1:])):
                     return
 
-    def _parent_is_gone(self) -> bool:
+    def _has_message(self) -> bool:
+        """Whether `recv` has something to say: a message, or that the parent is gone."""
         poller = select.poll()
-        poller.register(self.channel.sock, 0)
+        poller.register(self.channel.sock, select.POLLIN)
         return bool(poller.poll(0))
 
-    def _send_side(self, slot: int) -> None:
-        self.channel.send(b"I" + pickle.dumps({slot: self._side_of(self.lives[slot])}))
+    def _send_side(self, slot: int, turn: int) -> None:
+        self.channel.send(b"I" + pickle.dumps((slot, turn, self._side_of(self.lives[slot]))))
 
     def _advance(self, frame: bytes) -> None:
-        slab = self.slab
-        assert slab is not None
-        (count,) = struct.unpack_from("=I", frame, 1)
-        slots = np.frombuffer(frame, np.int32, count, 5)
-        if self.by_value:
-            slab.unpack(slots.astype(np.int64), slab.names(*DOWN), frame, 5 + 4 * count)
+        slots = self._unpack(frame)
         done: list[int] = []
         before = time.perf_counter()
-        for slot in slots.tolist():
-            if self.runner is not None:
-                self.runner.run(np.array([slot]))
-            else:
-                life = self.lives[slot]
-                drive(life, life.advance(), self.pulse.enter)
+        for slot in slots:
+            self._advance_one(slot)
             done.append(slot)
             now = time.perf_counter()
             self._mean_step_s += 0.1 * (now - before - self._mean_step_s)
@@ -182,13 +179,37 @@ class Worker:
         if done:
             self._report(done)
 
+    def _unpack(self, frame: bytes) -> list[int]:
+        """The slots of an ``S`` frame; their turns are noted, their rows written."""
+        slab = self.slab
+        assert slab is not None
+        (count,) = struct.unpack_from("=I", frame, 1)
+        slots = np.frombuffer(frame, np.int32, count, 5)
+        for slot, turn in zip(slots.tolist(), np.frombuffer(frame, np.uint32, count, 5 + 4 * count).tolist()):
+            self.lives[slot].turn = turn
+        if self.by_value:
+            slab.unpack(slots.astype(np.int64), slab.names(*DOWN), frame, 5 + 8 * count)
+        return slots.tolist()
+
+    def _advance_one(self, slot: int) -> None:
+        life = self.lives[slot]
+        if self.runner is None:
+            drive_here(life, life.advance(), self.pulse.enter)
+            return
+        try:
+            self.runner.advance(slot, life.turn)
+        except BaseException as error:  # not the env's failure, which is in the row: something in our own life
+            life.fail_in(error, "step")
+
     def _report(self, done: list[int]) -> None:
         slab = self.slab
         assert slab is not None
         side = self._side(done)
         slots = np.array(done, np.int32)
+        turns = np.array([self.lives[slot].turn for slot in done], np.uint32)
         rows = slab.pack(slots.astype(np.int64), slab.names(*UP)) if self.by_value else b""
-        self.channel.send(DONE_HEAD.pack(b"D", len(done), len(rows)) + slots.tobytes() + rows + side)
+        head = DONE_HEAD.pack(b"D", len(done), len(rows))
+        self.channel.send(head + slots.tobytes() + turns.tobytes() + rows + side)
 
     def _side(self, done: list[int]) -> bytes:
         """What is beside the rows of these slots: infos, mailbox objects, failures. Empty when there is nothing."""
@@ -241,7 +262,7 @@ class Worker:
         compiled = native.load()
         arena = None
         if map_ is None:
-            self.slab = Slab(layout, num_slots)
+            self.slab = Slab(layout, num_slots, keep=False)  # the parent has the rows it was sent, until new ones come
         else:
             segment = Segment(self.channel.recv_fds(1)[0], map_.size_bytes)
             self.slab = Slab(layout, num_slots, segment.map, fill=False)
@@ -260,16 +281,16 @@ class Worker:
     def _call(
         self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        life = self.lives[slot]
         pulse = self.pulse_of(slot)
+        answer: Failure | bytes
         try:
             pulse.enter(slot, phase)
-            reply = cloudpickle.dumps(("called", slot, ticket, call_life(life, phase, name, args, kwargs)))
+            answer = dump_value(call_life(self.lives[slot], phase, name, args, kwargs))
         except BaseException as error:
-            reply = cloudpickle.dumps(("called", slot, ticket, Failure.of(error, phase)))
+            answer = Failure.of(error, phase)
         finally:
             pulse.enter(-1, "idle")
-        self.channel.send(b"R" + reply)
+        self._reply("called", slot, ticket, answer)
 
     def pulse_of(self, slot: int) -> Pulse:
         """The pulse that tells of this slot."""
@@ -285,7 +306,7 @@ class Worker:
         try:
             pulse.enter(life.slot, "close")
             life.close()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._reply("closed", life.slot, Failure.of(error, "close"))
         pulse.enter(-1, "idle")
 
@@ -294,6 +315,13 @@ def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwar
     """One call of the env's interface off the step path: method, attribute, set, render."""
     if life.env is None:
         raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
+    try:
+        return _call_env(life, phase, name, args, kwargs)
+    finally:
+        end_if_forked(life.pid)
+
+
+def _call_env(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "__apply__":  # a function of ours over the env, e.g. the probe of backend="auto"
         life.release()
         return args[0](life.env)
@@ -306,7 +334,14 @@ def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwar
     return life.call(name, args, kwargs)
 
 
-def _dumps(value: Any) -> bytes:
+def drive_here(life: SlotLife, calls: Calls, enter: Callable[[int, str], None]) -> None:
+    """`drive` where no Ctrl-C ever arrives: a KeyboardInterrupt is the env's own, and is in the row already."""
+    with contextlib.suppress(KeyboardInterrupt):
+        drive(life, calls, enter)
+
+
+def dump_value(value: Any) -> bytes:
+    """A value an env made, as bytes; what cannot be pickled is a TypeError that says so."""
     try:
         return pickle.dumps(value)
     except Exception:
@@ -314,4 +349,4 @@ def _dumps(value: Any) -> bytes:
     try:
         return cloudpickle.dumps(value)  # type: ignore[no-any-return]
     except Exception as error:
-        raise TypeError(f"what the environment returned cannot be pickled: {error}") from error
+        raise TypeError(f"what the environment returned cannot be pickled: {Failure.of(error, '').summary}") from error

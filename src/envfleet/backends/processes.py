@@ -248,6 +248,11 @@ class ProcessBackend(Backend):
             if worker.channel is not None and worker.channel.pending:
                 self._flush(worker, 0.0)
                 timeout_s = min(timeout_s, 0.01)
+            if worker.channel is not None and worker.channel.has_message and worker.channel.peek() is not None:
+                timeout_s = 0.0
+                self._take(worker)
+        if self._keeper is not None and self._keeper.channel.has_message:
+            self._hear_keeper()
         for fd, _ in self._poller.poll(timeout_s * 1000):
             found = self._by_fd.get(fd)
             if found is not None and found.channel is not None and found.channel.fileno() == fd:

@@ -213,6 +213,11 @@ class ParentChannel:
                 return
             self.sock.recv(1)  # now that it is kept: the kernel drops the whole message
 
+    @property
+    def has_message(self) -> bool:
+        """Whether messages are in the inbox: after an interrupt, the socket does not tell of them any more."""
+        return bool(self._inbox)
+
     def _last_read(self) -> int:
         return int(_HEAD.unpack_from(self._inbox[-1])[0]) if self._inbox else self._got
 

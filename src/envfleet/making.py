@@ -58,8 +58,9 @@ def make(
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
-        isolate: False lets the parent step a share of the slots of "shm" itself: faster on few cores, but an env that
-            crashes its process then ends the trainer. True forbids it. None: `auto` decides, "shm" isolates.
+        isolate: False lets the parent step envs itself, a share of the slots of "shm" or whatever `auto` finds best: faster on
+            few cores, but an env that crashes its process then ends the trainer. True forbids it. None: `auto` does so
+            only with code it knows (docs/core.md), "shm" isolates.
         env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
         wrappers: callables put around each env, innermost first.
         on_end: "reset" begins the next episode in the same step; "wait" leaves the env at its end until it is sent again.

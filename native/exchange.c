@@ -98,6 +98,7 @@ static int lost_core(Exchange *x, int64_t now) {
     x->rest_ns = x->rest_ns ? 2 * x->rest_ns : REST_NS;
     if (x->rest_ns > LONG_REST_NS) x->rest_ns = LONG_REST_NS;
     x->quiet_ns = now + x->rest_ns;
+    x->rests++;
     return 1;
 }
 

@@ -144,6 +144,9 @@ def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fau
         return Choice("shm", workers, True, f"isolated, because the probe failed: {why}")
     if on_fault == "restart" and isolate is None:
         isolate = True  # who wants failed envs restarted does not want one to hold up the trainer
+    quiet = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here)
+    if quiet.backend != "shm" or quiet.num_workers == 1:
+        return quiet  # nothing a busy machine would change: no need to look
     return choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here, current_load())
 
 

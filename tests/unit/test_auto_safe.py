@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import envfleet as ef
 from envfleet.auto import Probe, cache_path
@@ -98,7 +99,7 @@ def test_only_code_that_is_known_by_name_is_trusted() -> None:
     limit = functools.partial(gym.wrappers.TimeLimit, max_episode_steps=5)
     assert trust_of(recipe("CartPole-v1", wrappers=[limit, gym.wrappers.RecordEpisodeStatistics])) == "pure"
 
-    class Mine(gym.envs.classic_control.CartPoleEnv):
+    class Mine(CartPoleEnv):
         pass
 
     lying = type("TMaze", (Counting,), {"__module__": "envfleet.envs.tmaze"})

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import envfleet as ef
+from envfleet import native
+from envfleet.envs.probe import Counting
 from envfleet.supervise.machine import CpuWatch, current_load
 
 
@@ -103,3 +108,28 @@ def test_where_nobody_tells_the_load_is_unknown(tmp_path: Path, two_cpus: None) 
     assert watch.look() is None
     (tmp_path / "stat").write_text("cpu0 1 2\n")
     assert machine.watch().look() is None
+
+
+LOOP = "import os\nparent = os.getppid()\nprint(1, flush=True)\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
+
+
+@pytest.mark.skipif(native.load() is None or not hasattr(native.load(), "Exchange"), reason="no compiled doorbell")
+def test_who_loses_its_core_while_spinning_stops_spinning() -> None:
+    """Parent, worker and a stranger on one CPU: every yield is a lost time slice. Rows stay right."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", LOOP], stdout=subprocess.PIPE) as loop:
+            try:
+                assert loop.stdout is not None and loop.stdout.readline()
+                with ef.make(lambda: Counting(10**9), 2, backend="shm", num_workers=2, isolate=False) as fleet:
+                    fleet.reset(seed=0)
+                    count = 0
+                    while not fleet._backend._exchange.rests and count < 20_000:
+                        count += 1
+                        assert fleet.step([0, 0]).obs.tolist() == [[count], [count]]
+                    assert fleet._backend._exchange.rests
+            finally:
+                loop.kill()
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import special, waiting
+from bench.busy import busy
 from bench.contestants import Contestant, Limit, LimitMeeting, LimitStoring, Plain, ours
 from bench.peers import remote
 from bench.peers.local import PEERS
@@ -102,6 +103,7 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
         Case("memory", measure=special.memory, needs_s=25),
         Case("startup", measure=special.startup, needs_s=25),
         Case("statistics", measure=special.statistics, needs_s=40),
+        Case("busy", measure=busy, needs_s=270),
         Case("copy-cartpole", cartpole, 64, ("ours serial", "ours serial-copy", "ours shm", "ours shm-copy"), 0.5),
         Case("copy-image", "image", 64, ("ours serial", "ours serial-copy", "ours shm", "ours shm-copy"), 0.5),
     ]  # fmt: skip
@@ -130,5 +132,6 @@ def quick_cases() -> list[Case]:
         Case("parent", measure=special.parent_cost),
         Case("startup", measure=special.startup),
         Case("statistics", measure=special.statistics),
+        Case("busy", measure=busy),
         Case("copy-cartpole", "CartPole-v1", 64, ("ours serial", "ours serial-copy")),
     ]  # fmt: skip

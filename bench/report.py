@@ -49,7 +49,7 @@ def write_docs(results: Mapping[str, Any]) -> None:
     plots = _plots(results)
     _fill(DOCS, {
         "about": _about(results), "targets": _target_table(results), "cases": _case_tables(results),
-        "costs": _cost_table(results), "plots": plots, "left-out": _left_out(results),
+        "costs": _cost_table(results), "busy": _busy_table(results), "plots": plots, "left-out": _left_out(results),
     })  # fmt: skip
     _fill(SCALING, {"parent": _parent_table(results), "extrapolation": _extrapolation(results)})
 
@@ -151,6 +151,24 @@ def _cost_table(results: Mapping[str, Any]) -> str:
         if share is not None:
             lines.append([f"`isolate=True` instead of False, CartPole-v1, {slots} slots", "", str(share)])
     return _table(["what", "CPU per slot-step", "steps/s, of those without"], lines)
+
+
+def _busy_table(results: Mapping[str, Any]) -> str:
+    found = Results(results).values("busy").get("rows", [])
+    if not found:
+        return "Not measured yet."
+    numbers = sorted({row["loops"] for row in found})
+    cells: dict[tuple[str, int, str], dict[int, str]] = {}
+    for row in found:
+        backend = row["plan"].partition(",")[0].partition(" ")[0]
+        line = cells.setdefault((row["env"], row["slots"], row["when"]), {})
+        line[row["loops"]] = f"{estimate(row['shares'])} ({backend})"
+    header = ["env", "slots", "the load comes", *(f"{count} busy loops" for count in numbers)]
+    lines = [
+        [env, str(slots), "first" if when == "start" else "later", *(line.get(count, "") for count in numbers)]
+        for (env, slots, when), line in cells.items()
+    ]
+    return _table(header, lines)
 
 
 def _left_out(results: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -64,10 +65,41 @@ static void learn_gap(Exchange *x, int64_t gap) {
     x->mean_gap_ns += (gap - x->mean_gap_ns) / 8;
 }
 
-static int64_t spin_budget(Exchange *x) {
+// Whoever spins where another program wants the core gives the core away at every yield and gets it back a time slice
+// later (milliseconds), and has used up its own claim by spinning; whoever sleeps is woken ahead of that program. So a
+// waiter that loses the core for longer than LOST_NS while it spins, twice within WINDOW_NS, rests from spinning, twice as
+// long each time; a long time without a loss forgets that. Once is an accident: interrupts, a kernel thread.
+#define LOST_NS 400000
+#define WINDOW_NS 50000000
+#define REST_NS 20000000
+#define LONG_REST_NS 640000000
+
+static int64_t spin_budget(Exchange *x, int64_t now) {
+    if (now < x->quiet_ns) return -1; // not even one look
     if (x->mean_gap_ns >= SPIN_NS) return 0;
     int64_t budget = 4 * x->mean_gap_ns + 100000;
     return budget < x->spin_ns ? budget : x->spin_ns;
+}
+
+// The core was away from this thread between two looks at the clock. Gives 1 when it is time to stop spinning.
+static int lost_core(Exchange *x, int64_t now) {
+    struct rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage)) return 0;
+    int64_t switches = usage.ru_nivcsw;
+    int taken = switches != x->switches; // else the whole machine stood still: a host's other guests
+    x->switches = switches;
+    if (!taken) return 0;
+    int again = now - x->lost_ns < WINDOW_NS + x->rest_ns;
+    x->lost_ns = now;
+    if (!again) {
+        x->rest_ns = 0;
+        return 0;
+    }
+    x->rest_ns = x->rest_ns ? 2 * x->rest_ns : REST_NS;
+    if (x->rest_ns > LONG_REST_NS) x->rest_ns = LONG_REST_NS;
+    x->quiet_ns = now + x->rest_ns;
+    x->rests++;
+    return 1;
 }
 
 // ---- places ---------------------------------------------------------------------------------------------------------
@@ -107,12 +139,15 @@ void take_place(Exchange *x) {
 // Waits for a request or a message, at most about a second. Without the GIL.
 void await_request(Exchange *x) {
     Worker *worker = &x->workers[x->me];
-    int64_t start = now_ns(), budget = spin_budget(x), give_up = start + 1000000000;
-    for (int i = 0; !has_request(x); i++) {
+    int64_t start = now_ns(), budget = spin_budget(x, start), give_up = start + 1000000000, last = start;
+    for (int i = 0; budget >= 0 && !has_request(x); i++) {
         relax();
         if (i % 64 == 63) {
             sched_yield();
-            if (now_ns() - start > budget) break;
+            int64_t now = now_ns();
+            if (now - last > LOST_NS && lost_core(x, now)) break;
+            if (now - start > budget) break;
+            last = now;
         }
     }
     while (!has_request(x)) {
@@ -152,13 +187,15 @@ uint32_t available(Exchange *x) {
 
 // Waits without the GIL until `need` are done or the time is over.
 void await_done(Exchange *x, uint32_t need, int64_t deadline) {
-    int64_t start = now_ns(), budget = spin_budget(x);
-    for (int i = 0; available(x) < need; i++) {
+    int64_t start = now_ns(), budget = spin_budget(x, start), last = start;
+    for (int i = 0; budget >= 0 && available(x) < need; i++) {
         relax();
         if (i % 64 == 63) {
             sched_yield();
             int64_t now = now_ns();
+            if (now - last > LOST_NS && lost_core(x, now)) break;
             if (now - start > budget || now > deadline) break;
+            last = now;
         }
     }
     if (available(x) < need && now_ns() < deadline) {

@@ -49,6 +49,9 @@ typedef struct {
     uint32_t control_seen;
     int64_t mean_gap_ns;
     int64_t spin_ns; // most time to spin; 0: never
+    int64_t quiet_ns, rest_ns, lost_ns; // no spinning before, how long the next rest is, when the core was last lost
+    int64_t switches;                   // how often the kernel had taken the core away by then
+    int64_t rests;                      // how often this waiter has stopped spinning since it began
     int64_t moved_ns; // when this worker last left a core it shared
 } Exchange;
 

@@ -1,6 +1,7 @@
 // The Python type of the doorbell: a worker's loop, and the parent's calls.
 #ifdef __linux__
 #include "exchange.h"
+#include <structmember.h>
 
 // An advance ended with an exception of its own, not of the env, whose failures are in the row: the row is made to say so.
 // -1 when even that fails.
@@ -285,6 +286,11 @@ static PyMethodDef exchange_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef exchange_members[] = {
+    {"rests", T_LONGLONG, offsetof(Exchange, rests), READONLY, "how often it lost its core and stopped spinning"},
+    {NULL, 0, 0, 0, NULL},
+};
+
 PyTypeObject ExchangeType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "envfleet._native.Exchange",
     .tp_basicsize = sizeof(Exchange),
@@ -294,5 +300,6 @@ PyTypeObject ExchangeType = {
     .tp_init = (initproc)exchange_init,
     .tp_dealloc = (destructor)exchange_dealloc,
     .tp_methods = exchange_methods,
+    .tp_members = exchange_members,
 };
 #endif

@@ -1,28 +1,28 @@
-"""backend="auto": build one env in a worker, time it, and choose what should be fastest here; say why in one line."""
+"""backend="auto": time one env in a worker, look at the machine, and choose what should be fastest here; say why in a line.
+
+Safe first: envs are stepped in the caller's process only where `trust` says so, whatever that costs. An env that dies, hangs
+or raises in its probe gets worker processes with deadlines.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import inspect
-import json
 import os
-import platform
-import time
-from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
-
-from envfleet.errors import FaultError, FleetError, NotPicklable
+from envfleet.errors import NotPicklable
+from envfleet.probing import Probe, ProbeFailed, measure_env, run_probe
 from envfleet.recipe import Recipe
-from envfleet.seat import Seat
-from envfleet.supervise.faults import Failure
-from envfleet.supervise.machine import usable_cpus
+from envfleet.remembering import cache_path, code_of, key_of, remember, remembered
+from envfleet.supervise.machine import Load, current_load, usable_cpus
+from envfleet.trust import may_run_here, trust_of
+
+__all__ = ["Choice", "Probe", "cache_path", "choose", "decide", "measure_env"]
 
 #: Seconds a batch costs beyond the steps themselves: a wake-up on each side when workers are isolated, next to nothing
 #: when the parent steps a share (bench/scaling.md; wake-ups while spinning, on the 2-core machine of docs/performance.md).
 ISOLATED_S, SHARED_S = 30e-6, 8e-6
+#: The same with one isolated worker: there is a core for the parent too, which spins (8 CartPoles: 0.97 of serial).
+ALONE_S = 8e-6
 #: What a slot costs the parent beyond its step, per batch.
 PER_SLOT_S = 0.15e-6
 #: Workers are only worth their memory and start-up when they save at least this share of the time.
@@ -31,27 +31,10 @@ WORTH = 0.8
 COPY_S = 1e-10
 #: A batch shorter than this is never worth a process.
 HANDFUL_S = 40e-6
-#: How long the probe steps an env.
-PROBE_S = 0.25
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """What one env costs: seconds of wall clock and of CPU per step (resets included), bytes per observation."""
-
-    step_s: float
-    cpu_s: float
-    obs_bytes: int
-    is_async: bool = False
-    pauses: float = 1.0  # how often a step gave the core away of its own accord, on average
-
-    @property
-    def waits(self) -> bool:
-        """Whether a step mostly waits (I/O, a server, a sleep) rather than computes.
-
-        A step that takes long because others have the core is not one that waits: it does not give the core away itself.
-        """
-        return self.step_s > 200e-6 and self.cpu_s < 0.5 * self.step_s and self.pauses > 0.02
+#: Where others have the cores, a worker waits for its turn once a batch, some milliseconds. Shares longer than this outlast
+#: that (Ant, 8 slots, 1.4 ms: 1.0, 1.3 and 1.8 of serial beside 1, 2 and 4 busy loops), shorter ones do not (CartPole,
+#: 64 slots, 0.25 ms: 0.65, 0.39 and 0.57 before waiters learnt to stop spinning, 0.8 to 1.7 since).
+OUTLASTS_S = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,65 +45,21 @@ class Choice:
     num_workers: int | None
     isolate: bool
     reason: str
+    threads: bool = False  # pipe: a thread for every slot in its worker
 
 
-def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
-    """Step an env with random actions for a while, in its worker. Resets are part of what a step costs."""
-    if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
-        return {"step_s": 0.0, "cpu_s": 0.0, "obs_bytes": 0, "is_async": True}
-    if isinstance(env, Seat):
-        return _measure_seat(env, seconds)
-    env.action_space.seed(0)
-    actions = [env.action_space.sample() for _ in range(64)]
-    obs, _ = env.reset(seed=0)
-    for action in actions[:3]:  # the first steps run checks and fill caches
-        if any(env.step(action)[2:4]):
-            env.reset()
-    steps, start, cpu, given = 0, time.perf_counter(), time.process_time(), _pauses()
-    while steps < 4 or time.perf_counter() - start < seconds:
-        _, _, terminated, truncated, _ = env.step(actions[steps % 64])
-        if terminated or truncated:
-            env.reset()
-        steps += 1
-    wall_s, cpu_s, pauses = time.perf_counter() - start, time.process_time() - cpu, _pauses() - given
-    size = sum(getattr(leaf, "nbytes", 8) for leaf in _leaves(obs))
-    return {
-        "step_s": wall_s / steps,
-        "cpu_s": cpu_s / steps,
-        "obs_bytes": int(size),
-        "is_async": False,
-        "pauses": pauses / steps,
-    }
-
-
-def _pauses() -> float:
-    """How often this thread has given its core away by itself; where nobody counts that, as if at every look."""
-    try:
-        import resource
-
-        return float(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
-    except (ImportError, AttributeError):  # not on this system
-        return time.perf_counter() * 1e6
-
-
-def _measure_seat(seat: Seat, seconds: float) -> dict[str, Any]:
-    """`measure_env` for many agents; choosing legal actions is not counted."""
-    seat.begin(seat.reset(seed=0))
-    steps, wall_s, cpu_s, begun = 0, 0.0, 0.0, time.perf_counter()
-    while steps < 4 or time.perf_counter() - begun < seconds:
-        action = seat.actions(seat.sample())
-        start, cpu = time.perf_counter(), time.process_time()
-        seat.take(seat.step(action))
-        if seat.over:
-            seat.begin(seat.reset())
-        wall_s, cpu_s = wall_s + time.perf_counter() - start, cpu_s + time.process_time() - cpu
-        steps += 1
-    size = sum(array.nbytes for array in seat.obs)
-    return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": size, "is_async": False}
-
-
-def choose(probe: Probe, num_slots: int, cpus: int, isolate: bool | None, num_workers: int | None) -> Choice:
+def choose(
+    probe: Probe,
+    num_slots: int,
+    cpus: int,
+    isolate: bool | None,
+    num_workers: int | None,
+    here: bool = True,
+    load: Load | None = None,
+) -> Choice:
     """The backend that should be fastest, by arithmetic on what was measured.
+
+    `here`: the caller's process may step them. `isolate=True` forbids it a share of `shm`. `load`: what others use.
 
     Example:
         >>> choose(Probe(7e-6, 7e-6, 16), num_slots=2, cpus=2, isolate=None, num_workers=None).backend
@@ -130,131 +69,93 @@ def choose(probe: Probe, num_slots: int, cpus: int, isolate: bool | None, num_wo
         >>> choose(Probe(50e-3, 1e-4, 16), num_slots=64, cpus=2, isolate=None, num_workers=None).backend
         'thread'
     """
-    step = _time(probe.step_s)
     if probe.is_async:
-        return Choice("aio", num_workers, True, "its step is async")
+        return Choice("aio", num_workers, True, "its step is async, which only aio can drive, in this process")
     if probe.waits:
-        workers = num_workers or min(num_slots, 256)
-        return Choice(
-            "thread", workers, True, f"a step waits {step} for {_time(probe.cpu_s)} of CPU: a thread per slot"
-        )
-    workers = min(num_workers or cpus, num_slots)
+        return _for_waiting(probe, num_slots, cpus, num_workers, here)
     # CPU time, not wall clock: what others did to the machine during the probe is no property of the env.
     # The observation is copied into its row besides.
     step_s = min(probe.step_s, probe.cpu_s) + probe.obs_bytes * COPY_S
+    workers = min(num_workers or cpus, num_slots)
+    busy = ""
+    if load is not None and load.whole < workers:
+        busy = f"; others use the machine, {load.free:.1f} of {load.cpus} CPUs are free"
+        if -(-num_slots // workers) * step_s >= OUTLASTS_S:
+            isolate = True  # a parent that steps is one process fewer to get turns
+        else:
+            workers = min(num_workers or load.whole, workers)
+    if not here:
+        return _isolated(step_s, num_slots, workers, busy)
     step, serial_s = _time(step_s), num_slots * step_s
-    if workers < 2 or num_slots < 2:
-        return Choice("serial", None, True, f"one {'slot' if num_slots < 2 else 'worker'}, {step} a step")
+    if workers < 2:
+        one = "one slot" if num_slots < 2 else "one core" if busy else "one worker"
+        return Choice("serial", None, True, f"{one}, {step} a step{busy}")
     if serial_s < HANDFUL_S:
         return Choice("serial", None, True, f"{step} a step, {_time(serial_s)} a batch: a handful of cheap envs")
-    share_s = -(-num_slots // workers) * step_s + num_slots * PER_SLOT_S
     # A parent that steps leaves one process fewer to compete for few cores; with many, isolation is nearly free.
     shared = isolate is not True and workers >= cpus and cpus <= 4
-    batch_s = share_s + (SHARED_S if shared else ISOLATED_S)
+    batch_s = _batch_s(step_s, num_slots, workers, SHARED_S if shared else ISOLATED_S)
     if batch_s > WORTH * serial_s:
-        return Choice("serial", None, True, f"{step} a step, {_time(serial_s)} a batch: too little to share out")
+        return Choice("serial", None, True, f"{step} a step, {_time(serial_s)} a batch: too little to share out{busy}")
     who = "the parent is one of them" if shared else "isolated"
-    why = f"{step} a step: {_time(batch_s)} a batch instead of {_time(serial_s)} in one process; {who}"
+    why = f"{step} a step: {_time(batch_s)} a batch instead of {_time(serial_s)} in one process; {who}{busy}"
     return Choice("shm", workers, not shared, why)
 
 
-def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None) -> Choice:
-    """Probe (or remember) and choose. Where an env cannot be probed, serial: it will show the error itself."""
-    if recipe.num_slots == 1:
+def _batch_s(step_s: float, num_slots: int, workers: int, meeting_s: float) -> float:
+    return -(-num_slots // workers) * step_s + num_slots * PER_SLOT_S + meeting_s
+
+
+def _for_waiting(probe: Probe, num_slots: int, cpus: int, num_workers: int | None, here: bool) -> Choice:
+    why = f"a step waits {_time(probe.step_s)} for {_time(probe.cpu_s)} of CPU: a thread per slot"
+    if here:
+        return Choice("thread", num_workers or min(num_slots, 256), True, why)
+    return Choice("pipe", min(num_workers or cpus, num_slots), True, f"{why}, in worker processes", threads=True)
+
+
+def _isolated(step_s: float, num_slots: int, workers: int, busy: str) -> Choice:
+    """Worker processes only: one where a batch is so short that ringing several costs more than it saves."""
+    alone_s = _batch_s(step_s, num_slots, 1, ALONE_S)
+    if workers > 1 and alone_s <= _batch_s(step_s, num_slots, workers, ISOLATED_S):
+        workers = 1
+    batch_s = _batch_s(step_s, num_slots, workers, ALONE_S if workers == 1 else ISOLATED_S)
+    why = f"{_time(step_s)} a step: {_time(batch_s)} a batch; isolated, as a crash or a hang of it must not be this process's"
+    return Choice("shm", workers, True, why + busy)
+
+
+def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fault: str = "raise") -> Choice:
+    """Probe (or remember), look at the machine, and choose.
+
+    What cannot be pickled can run nowhere but in this process, and there one after the other: what ties it to this process
+    is most likely shared between its envs.
+    """
+    here = may_run_here(trust_of(recipe), isolate, on_fault)
+    if recipe.num_slots == 1 and here:
         return Choice("serial", None, True, "one slot")
+    unsafe = "stepped in this process, which a crash ends and a hang stops"
     if not hasattr(os, "fork"):
-        return Choice("serial", None, True, "no worker processes on this system")
+        return Choice("serial", None, True, f"no worker processes on this system: {unsafe}")
     try:
         probe = remembered(recipe) or _probe(recipe)
     except NotPicklable as why:
-        return Choice("serial", None, True, f"it cannot travel to workers ({str(why).split(':')[0]})")
-    except FaultError:
-        raise
-    except FleetError as why:
-        return Choice("serial", None, True, f"the probe failed ({why})")
-    return choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers)
+        return Choice("serial", None, True, f"it cannot travel to workers ({str(why).split(':')[0]}): {unsafe}")
+    except ProbeFailed as why:
+        workers = min(num_workers or usable_cpus(), recipe.num_slots)
+        return Choice("shm", workers, True, f"isolated, because the probe failed: {why}")
+    if on_fault == "restart" and isolate is None:
+        isolate = True  # who wants failed envs restarted does not want one to hold up the trainer
+    quiet = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here)
+    if quiet.backend != "shm" or quiet.num_workers == 1:
+        return quiet  # nothing a busy machine would change: no need to look
+    return choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here, current_load())
 
 
 def _probe(recipe: Recipe) -> Probe:
-    """Build one env in a worker of its own and measure it there: nothing of it ever runs in the parent."""
-    from envfleet.backends.pipe import PipeBackend
-    from envfleet.making import init_fault
-
-    backend = PipeBackend(num_workers=1)
-    try:
-        built = backend.start(dataclasses.replace(recipe, factories=recipe.factories[:1]))[0]
-        if not isinstance(built, dict):
-            raise init_fault(0, built, backend).error()
-        backend.call([0], "call", "__apply__", (measure_env,), {})
-        deadline = time.monotonic() + recipe.init_timeout_s + PROBE_S
-        while not (replies := backend.replies(0.05)):
-            backend.wait(0, 0.0)
-            if backend.has_trouble or time.monotonic() > deadline:
-                raise FleetError("its worker ended or took too long while being measured")
-    finally:
-        backend.close(2.0)
-    if isinstance(replies[0], Failure):
-        raise FleetError(replies[0].summary)
-    probe = Probe(**replies[0])
-    _remember(recipe, probe)
+    lasting = key_of(recipe) is not None
+    probe, code = run_probe(recipe, code_of if lasting else None)
+    if lasting:
+        remember(recipe, probe, code)
     return probe
-
-
-# -- memory between runs --------------------------------------------------------------------------------------------------
-
-
-def cache_path() -> Path:
-    """Where probes are remembered: ENVFLEET_CACHE_DIR, else the user's cache folder."""
-    base = os.environ.get("ENVFLEET_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "envfleet"
-    )
-    return Path(base) / "probes.json"
-
-
-def _key(recipe: Recipe) -> str | None:
-    """Env id, its arguments, versions and machine; None where there is no id to remember by."""
-    if recipe.spec is None:
-        return None
-    arguments = [repr(recipe.spec.kwargs), repr(getattr(recipe.factories[0], "kwargs", recipe.factories[0]))]
-    machine = [platform.node(), platform.machine(), platform.python_version(), gym.__version__, str(usable_cpus())]
-    digest = hashlib.sha256("\n".join(arguments + machine).encode()).hexdigest()[:16]
-    return f"{recipe.spec.id} {digest}"
-
-
-def remembered(recipe: Recipe) -> Probe | None:
-    """The probe of an earlier run on this machine."""
-    key = _key(recipe)
-    try:
-        known = json.loads(cache_path().read_text()) if key else {}
-        return Probe(**known[key]) if key in known else None
-    except (OSError, ValueError, TypeError):
-        return None  # no cache, or not ours: probe again
-
-
-def _remember(recipe: Recipe, probe: Probe) -> None:
-    key, path = _key(recipe), cache_path()
-    if key is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            known = json.loads(path.read_text())
-        except (OSError, ValueError):
-            known = {}
-        known[key] = dataclasses.asdict(probe)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(known, indent=1))
-        scratch.replace(path)  # whole or not at all: two runs may write at once
-    except OSError:
-        return  # a read-only home costs a probe per run, no more
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    if isinstance(value, tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 def _time(seconds: float) -> str:

@@ -49,7 +49,8 @@ class Book:
     def state(self) -> np.ndarray[Any, Any]:
         """[slot] -> IDLE, OUT or DONE."""
         is_done = (self.done == self.given) & ~self.held
-        return ((self.given != self.seen) * (1 + is_done)).astype(np.int8)
+        state: np.ndarray[Any, Any] = (self.given != self.seen) * np.where(is_done, DONE, OUT)
+        return state
 
     def meet(self) -> np.ndarray[Any, Any]:
         """The state; what is done can from now on also be dropped by a reset."""

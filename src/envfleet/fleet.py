@@ -244,7 +244,7 @@ class Fleet(About, EnvInterface, Ending):
             return None
         self._inside = True
         backend.wait(need - int(np.count_nonzero(new & (book.done == book.given))), supervisor.next_look_s())
-        got = (new & (book.done == book.given)).nonzero()[0]
+        got: Slots = (new & (book.done == book.given)).nonzero()[0]
         if backend.has_trouble or len(got) < need:
             self._inside = False
             return None

@@ -58,8 +58,9 @@ def make(
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
-        isolate: False lets the parent step a share of the slots of "shm" itself: faster on few cores, but an env that
-            crashes its process then ends the trainer. True forbids it. None: `auto` decides, "shm" isolates.
+        isolate: False lets the parent step envs itself, a share of the slots of "shm" or whatever `auto` finds best: faster on
+            few cores, but an env that crashes its process then ends the trainer. True forbids it. None: `auto` does so
+            only with code it knows (docs/core.md), "shm" isolates.
         env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
         wrappers: callables put around each env, innermost first.
         on_end: "reset" begins the next episode in the same step; "wait" leaves the env at its end until it is sent again.
@@ -91,9 +92,7 @@ def make(
     recipe = Recipe(
         factories, on_end, dict(columns or {}), init_timeout_s, reset_timeout_s, step_timeout_s, blas_threads, spec
     )
-    if on_fault == "restart" and isolate is None:
-        isolate = True  # who wants failed envs restarted does not want one to end the trainer
-    chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe)
+    chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe, on_fault)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
 
 
@@ -215,21 +214,22 @@ def init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Faul
 
 
 def _backend(
-    backend: str | Backend, num_workers: int | None, start_method: str | None, isolate: bool | None, recipe: Recipe
+    backend: str | Backend,
+    num_workers: int | None,
+    start_method: str | None,
+    isolate: bool | None,
+    recipe: Recipe,
+    on_fault: str,
 ) -> tuple[Backend, str]:
     if isinstance(backend, Backend):
         return backend, "sessions with servers" if backend.name == "remote" else "given"
     _check("backend", backend, BACKENDS)
-    reason = "asked for"
+    reason, threads = "asked for", False
     if backend == "auto":
-        choice = decide(recipe, num_workers, isolate)
-        backend, num_workers, isolate, reason = (
-            choice.backend,
-            choice.num_workers,
-            choice.isolate,
-            f"auto: {choice.reason}",
-        )
-        start_method = start_method if backend == "shm" else None
+        choice = decide(recipe, num_workers, isolate, on_fault)
+        backend, num_workers, isolate, threads = choice.backend, choice.num_workers, choice.isolate, choice.threads
+        reason = f"auto: {choice.reason}"
+        start_method = start_method if backend in ("pipe", "shm") else None
     if start_method is not None and backend not in ("pipe", "shm"):
         raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
     if backend == "serial":
@@ -255,7 +255,7 @@ def _backend(
     if backend == "pipe":
         from envfleet.backends.pipe import PipeBackend
 
-        return PipeBackend(num_workers, start_method), reason
+        return PipeBackend(num_workers, start_method, threads), reason
     from envfleet.backends.shm import ShmBackend
 
     return ShmBackend(num_workers, start_method, isolate=isolate is not False), reason

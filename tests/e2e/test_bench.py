@@ -23,7 +23,7 @@ def test_quick_run_writes_every_row(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(out.read_text())
     assert set(results["cases"]) == {
-        "cartpole-8", "policy-8", "null-8", "unevensleep-8", "parent", "startup", "statistics", "copy-cartpole",
+        "cartpole-8", "policy-8", "null-8", "unevensleep-8", "parent", "startup", "statistics", "busy", "copy-cartpole",
     }  # fmt: skip
     race = results["cases"]["cartpole-8"]
     assert not race["failed"]
@@ -32,6 +32,9 @@ def test_quick_run_writes_every_row(tmp_path):
         for steps, seconds, cpu_ns, foreign in race["slices"][name].values():
             assert steps > 0 and seconds > 0 and cpu_ns > 0 and 0 <= foreign <= 1
     assert {row["how"] for row in results["cases"]["parent"]["values"]["rows"]} == {"awake", "asleep"}
+    beside = results["cases"]["busy"]["values"]["rows"]
+    assert [(row["loops"], row["when"]) for row in beside] == [(0, "start"), (1, "start"), (1, "later")]
+    assert all(share > 0 for row in beside for share in row["shares"])
 
     again = bench("--quick", "--out", str(out), "--resume")
     assert "0 cases" in again.stdout, again.stdout + again.stderr

@@ -14,7 +14,7 @@ import pytest
 import envfleet as ef
 from envfleet.auto import Choice, Probe, cache_path, choose, measure_env
 from envfleet.envs.probe import Counting, Faulty, Waiting
-from envfleet.supervise.machine import cgroup_quota
+from envfleet.supervise.machine import Load, cgroup_quota
 from envfleet.tuning import grid, measure, tune
 
 
@@ -62,14 +62,15 @@ def test_the_probe_runs_in_a_worker_and_is_remembered_by_id() -> None:
         assert fleet.plan.reason.startswith("auto: ") and fleet.reset(seed=0).obs.shape == (32, 4)
     known = json.loads(cache_path().read_text())
     (key,) = known
-    assert key.startswith("CartPole-v1 ") and 0 < known[key]["step_s"] < 1
-    known[key].update(step_s=1.0, cpu_s=0.0, pauses=1.0)
+    assert key.startswith("CartPole-v1 ") and 0 < known[key]["probe"]["step_s"] < 1
+    known[key]["probe"].update(step_s=1.0, cpu_s=0.0, pauses=1.0)
     cache_path().write_text(json.dumps(known))
     with ef.make("CartPole-v1", num_envs=2) as fleet:
         assert fleet.plan.backend == "thread"  # what is remembered decides: no second probe
-    cache_path().write_text("not json")
-    with ef.make("CartPole-v1", num_envs=2) as fleet:
-        assert fleet.plan.backend in ("serial", "shm")
+    for broken in ("not json", "[]", json.dumps({key: 1}), json.dumps({key: {"at": "x"}})):
+        cache_path().write_text(broken)
+        with ef.make("CartPole-v1", num_envs=2) as fleet:
+            assert fleet.plan.backend in ("serial", "shm")
 
 
 def test_nothing_of_the_env_runs_in_the_parent_while_probing() -> None:
@@ -84,14 +85,19 @@ def test_nothing_of_the_env_runs_in_the_parent_while_probing() -> None:
 
 
 def test_waiting_envs_are_noticed_for_real() -> None:
-    with ef.make(lambda: Waiting(0.005), num_envs=4) as fleet:
+    with ef.make(lambda: Waiting(0.005), num_envs=4, isolate=False) as fleet:
         assert fleet.plan.backend == "thread" and "waits" in fleet.plan.reason
+    with ef.make(lambda: Waiting(0.005), num_envs=4) as fleet:  # unknown code waits in workers, a thread for each
+        assert fleet.plan.backend == "pipe" and "waits" in fleet.plan.reason
+        fleet.reset(seed=0)
+        assert fleet.step([0] * 4).obs.tolist() == [[1.0]] * 4
 
 
 def test_what_cannot_be_probed_shows_its_own_error_or_runs_here() -> None:
     lock = threading.Lock()
     with ef.make(lambda: (lock, Counting())[1], num_envs=3) as fleet:
         assert fleet.plan.backend == "serial" and "cannot travel" in fleet.plan.reason
+        assert "which a crash ends" in fleet.plan.reason
     with pytest.raises(ef.EnvFailed, match="planted fault in init"):
         ef.make(lambda: Faulty("init", "raise"), num_envs=4)
 
@@ -127,3 +133,30 @@ def test_an_env_that_was_kept_waiting_is_not_one_that_waits():
 def test_large_observations_are_worth_sharing_out():
     assert choose(Probe(4e-7, 4e-7, 16), 64, 2, None, None).backend == "serial"
     assert choose(Probe(4e-7, 4e-7, 28_224), 64, 2, None, None).backend == "shm"
+
+
+def test_what_may_not_run_here_never_does() -> None:
+    for step_s in (1e-7, 1e-5, 1e-3):
+        for num_slots in (1, 2, 8, 256):
+            for load in (None, Load(2, 0.0, 1.0), Load(2, 1.0, 0.0)):
+                choice = pick(step_s, num_slots, here=False, load=load)
+                assert (choice.backend, choice.isolate) == ("shm", True), choice
+    assert pick(50e-3, 64, cpu_s=1e-4, here=False).backend == "pipe"
+    assert pick(1e-6, 8, here=False).num_workers == 1  # ringing two costs more than eight such steps
+    assert pick(100e-6, 8, here=False).num_workers == 2
+
+
+@pytest.mark.parametrize("num_slots", [8, 64])
+@pytest.mark.parametrize("free", [0.0, 0.4, 1.0, 1.3])
+def test_cheap_envs_stay_in_one_process_where_the_cores_are_taken(num_slots: int, free: float) -> None:
+    choice = pick(10e-6, num_slots, load=Load(2, free, 0.5))
+    assert choice.backend == "serial" and f"{free:.1f} of 2 CPUs are free" in choice.reason
+    assert pick(10e-6, num_slots, load=Load(2, free, 0.5), here=False).num_workers == 1
+    assert pick(10e-6, num_slots, load=Load(2, 1.8, 0.5)) == pick(10e-6, num_slots)  # quiet: nothing changes
+
+
+def test_long_shares_outlast_others_and_spare_cores_are_used() -> None:
+    ant = pick(350e-6, 64, load=Load(2, 0.0, 1.0))
+    assert (ant.backend, ant.num_workers, ant.isolate) == ("shm", 2, True) and "others use the machine" in ant.reason
+    assert pick(10e-6, 64, cpus=8, load=Load(8, 5.2, 0.2)).num_workers == 5
+    assert pick(10e-6, 64, cpus=8, num_workers=3, load=Load(8, 5.2, 0.2)).num_workers == 3

@@ -133,8 +133,8 @@ class AioBackend(LocalBackend):
             self._done.add(slot)
             if self._ending:
                 return
-            self._turns[slot] = turn = self._loop.create_future()
-            await turn
+            self._turns[slot] = waiting = self._loop.create_future()
+            await waiting
 
     async def _advance(self, life: SlotLife) -> None:
         life.release()
@@ -331,8 +331,8 @@ class AioBackend(LocalBackend):
                 else:
                     await self._loop.run_in_executor(self._pool, env.close)
             except BaseException as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+                closing = asyncio.current_task()
+                if closing is not None and closing.cancelling():
                     raise  # the time is over: what is still stuck is named by its pulse
                 problems.append((life.slot, Failure.of(error, "close")))
             self.pulses[life.slot].enter(-1, "idle")

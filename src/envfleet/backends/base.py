@@ -147,7 +147,7 @@ class Backend(abc.ABC):
 
     def pulse_of(self, slot: int) -> Pulse:
         """The pulse that tells of this slot."""
-        return self.pulses[self.worker_of[slot]]
+        return self.pulses[int(self.worker_of[slot])]
 
     def has_deadline(self, slot: int) -> bool:
         """Whether this slot is driven by someone whose silence would be a fault: not where the caller steps it itself."""

@@ -117,7 +117,7 @@ class ProcessBackend(Backend):
         try:
             worker.ticket = self._request(theirs.fileno(), worker)
             ours.post(pickle.dumps(start))
-            worker.num_tasks, worker.attempts, worker.handing = len(start["tasks"]), 0, None
+            worker.num_tasks, worker.attempts, worker.handing = len(self._tasks), 0, None
             worker.attached = not build and self._post_attach(ours)
             worker.rung = ours.next_number
             self._by_fd[ours.fileno()] = worker

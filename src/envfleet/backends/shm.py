@@ -109,10 +109,11 @@ class ShmBackend(ProcessBackend):
         super()._flush(worker, patience_s)
         channel = worker.channel
         self._all_told &= channel is None or not channel.pending
-        if self._exchange is not None and channel is not None and worker.attached and not channel.pending:
-            if worker.rung != channel.next_number:
-                self._exchange.control(worker.index)
-                worker.rung = channel.next_number
+        if self._exchange is None or channel is None or not worker.attached or channel.pending:
+            return
+        if worker.rung != channel.next_number:
+            self._exchange.control(worker.index)
+            worker.rung = channel.next_number
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
@@ -149,7 +150,14 @@ class ShmBackend(ProcessBackend):
 
     def round(self, slots: Slots, timeout_s: float) -> bool:
         """Ring, step, wait and take in one call of the compiled doorbell, as long as nothing is out of the ordinary."""
-        if self._exchange is None or not self._all_alive or self.info or self.final_info or not self._all_told or self._sided:
+        if (
+            self._exchange is None
+            or not self._all_alive
+            or self.info
+            or self.final_info
+            or not self._all_told
+            or self._sided
+        ):
             return super().round(slots, timeout_s)
         if self._exchange.round(slots, self.worker_of, timeout_s, self._runner):
             return True

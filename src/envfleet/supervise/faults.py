@@ -46,11 +46,9 @@ class Failure:
     @property
     def exception(self) -> BaseException:
         """The exception, or a stand-in with the same words when it could not travel."""
-        error = _attempt(lambda: _unpickled(self.pickled), None) if self.pickled is not None else None
-        if error is None:
-            error = RuntimeError(self.summary)
         note = f"in the environment's worker:\n{self.traceback}"
-        return _attempt(lambda: _noted(error, note), RuntimeError(self.summary))
+        error = _attempt(lambda: _unpickled(self.pickled, note), None)
+        return error if isinstance(error, BaseException) else _noted(RuntimeError(self.summary), note)
 
 
 def _attempt(function: Callable[[], Any], otherwise: Any) -> Any:
@@ -59,7 +57,7 @@ def _attempt(function: Callable[[], Any], otherwise: Any) -> Any:
         result = function()
     except BaseException:  # KeyboardInterrupt and SystemExit too: a `__str__` may raise those
         return otherwise
-    return result if otherwise is None or type(result) is type(otherwise) or isinstance(otherwise, BaseException) else otherwise
+    return result if otherwise is None or type(result) is type(otherwise) else otherwise
 
 
 def _class_name(kind: type[BaseException]) -> str:
@@ -119,9 +117,9 @@ class _ExceptionReader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not an exception")
 
 
-def _unpickled(data: bytes) -> BaseException | None:
-    error = _ExceptionReader(io.BytesIO(data)).load()
-    return error if isinstance(error, BaseException) else None
+def _unpickled(data: bytes | None, note: str) -> BaseException | None:
+    error = None if data is None else _ExceptionReader(io.BytesIO(data)).load()
+    return _noted(error, note) if isinstance(error, BaseException) else None
 
 
 @dataclasses.dataclass(frozen=True)

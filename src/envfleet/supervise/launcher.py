@@ -135,7 +135,8 @@ class Keeper:
         self.channel.wait(timeout_s)
         while (frame := self.channel.peek()) is not None:
             what, key, value = pickle.loads(frame)
-            {"started": self.pids, "refused": self.refused, "exit": self.exits}[what][key] = value
+            told: dict[int, Any] = {"started": self.pids, "refused": self.refused, "exit": self.exits}[what]  # type: ignore[assignment]
+            told[key] = value
             self.channel.drop()
 
     def pid_of(self, ticket: int, timeout_s: float) -> int | None:

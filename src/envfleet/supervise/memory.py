@@ -95,9 +95,7 @@ class SharedMap:
         """All of it."""
         return self.slab_bytes + self.exchange_bytes + self.arena_bytes * self.num_slots
 
-    def open(
-        self, compiled: Any, segment: Segment, me: int, board: Any = None
-    ) -> tuple[Any, np.ndarray[Any, Any]]:
+    def open(self, compiled: Any, segment: Segment, me: int, board: Any = None) -> tuple[Any, np.ndarray[Any, Any]]:
         """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot.
 
         `board`: where a parent is told of turns, see `Backend`; a worker has none.

@@ -334,7 +334,9 @@ class Supervisor:
         slots = sorted(slot for slot, when in self._due.items() if when <= now)
         if slots:
             self.prepare_rebuild(slots)
-            self.backend.submit(np.array(slots, np.int64))  # when it raises they are still due: the next recv tries again
+            self.backend.submit(
+                np.array(slots, np.int64)
+            )  # when it raises they are still due: the next recv tries again
             for slot in slots:
                 self._was_sent(slot)
 
@@ -397,7 +399,9 @@ class Supervisor:
         """Record what went wrong in closing a slot."""
         if isinstance(problem, Failure):
             text = {"stack": problem.traceback} if problem.kind == "timeout" else {"traceback": problem.traceback}
-            return self._record(max(slot, 0), problem.kind, problem.phase, problem.summary, failure=problem, **text)
+            return self._record(
+                max(slot, 0), problem.kind, problem.phase, problem.summary, False, failure=problem, **text
+            )
         cause = f"the worker process {exit_words(problem.exit_code)}"
         return self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 

@@ -189,7 +189,7 @@ class Worker:
             self.lives[slot].turn = turn
         if self.by_value:
             slab.unpack(slots.astype(np.int64), slab.names(*DOWN), frame, 5 + 8 * count)
-        return slots.tolist()
+        return [int(slot) for slot in slots]
 
     def _advance_one(self, slot: int) -> None:
         life = self.lives[slot]

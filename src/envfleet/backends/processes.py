@@ -271,11 +271,11 @@ class ProcessBackend(Backend):
         assert keeper is not None
         keeper.poll()
         for worker in self._workers:
-            if worker.channel is not None:
-                if keeper.pids.get(worker.ticket) in keeper.exits or worker.ticket in keeper.refused:
-                    worker.channel.pump()
-                    self._take(worker)
-                    self._mark_lost(worker)
+            ended = keeper.pids.get(worker.ticket) in keeper.exits or worker.ticket in keeper.refused
+            if ended and worker.channel is not None:
+                worker.channel.pump()
+                self._take(worker)
+                self._mark_lost(worker)
         if keeper.gone:
             self.is_broken = True
             with contextlib.suppress(KeyError):

@@ -60,7 +60,7 @@ def run_cases(cases: list[dict[str, Any]], variables: dict[str, str] | None = No
 
 def _one_child(cases: list[dict[str, Any]], variables: dict[str, str]) -> list[dict[str, Any]]:
     token = uuid.uuid4().hex
-    paths = [str(ROOT / "src"), str(ROOT)]
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables, TOKEN: token}
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import random
 import time
@@ -17,7 +18,7 @@ from .slots import _FOREVER, Op, SlotModel, Wrong, rows_of
 from .world import encode
 
 #: No call may take longer: a deadline, the end of a stuck worker, building anew with its pauses, on a busy machine.
-PATIENCE_S = 40.0
+PATIENCE_S = 30.0
 #: Beyond its own `timeout_s` a recv may need so long to end a stuck worker.
 MARGIN_S = 15.0
 
@@ -39,8 +40,9 @@ class Tally:
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
-class Broken(Exception):
-    """The fleet can do no more, as it should be: its keeper is gone."""
+def told(ops: dict[int, Op]) -> str:
+    """Actions in words."""
+    return " ".join(f"{slot}:{CODES[op.code].name if op.code else op.payload}" for slot, op in ops.items())
 
 
 class Pilot:
@@ -53,28 +55,38 @@ class Pilot:
         self.raises = fleet._supervisor.policy.on_fault == "raise"
         self.worker_of = inside.worker_of(fleet)
         self.interrupter: Interrupter | None = None
-        self.keeper_gone = False
+        self.log: collections.deque[str] = collections.deque(maxlen=14)  # the last things done, for who must find out
         self._seed = rng.randrange(10**6)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def guard(self, what: str, function: Callable[[], Any], interrupt: bool = False) -> Any:
+    def guard(self, what: str, function: Callable[[], Any], interrupt: bool = False, words: str = "") -> Any:
         """Call the fleet: anything but a documented error is a problem, and so is a call that takes too long."""
         started = time.monotonic()
+        self.log.append(f"{what}{' (interrupt)' if interrupt else ''} {words}")
+        struck = self.interrupter.count if self.interrupter is not None else 0
         try:
             if interrupt and self.interrupter is not None:
                 return self.interrupter.call(function, 0.006)
             return function()
-        except (*INTERRUPTS, FleetError):
+        except (*INTERRUPTS, FleetError) as error:
+            self.log.append(f"  -> {type(error).__name__} {error!s:.60}")
             raise
         except BaseException as error:
             raise Wrong(f"{what} raised {type(error).__name__}: {error!s:.300}") from error
         finally:
             spent_s = time.monotonic() - started
+            if self.interrupter is not None and self.interrupter.count > struck:
+                self._struck()
             if what in ("recv", "step", "reset"):
                 self.tally.worst_recv_s = max(self.tally.worst_recv_s, spent_s)
             if spent_s > PATIENCE_S + MARGIN_S:
                 self.tally.problems.append(f"late: {what} took {spent_s:.1f} s")
+
+    def _struck(self) -> None:
+        """An interrupt happened; where envs run in this thread it may have hit one of them, which is then a fault."""
+        for model in self.slots:
+            model.murky = True
 
     def idle(self) -> list[int]:
         """Slots that are the caller's."""
@@ -101,7 +113,7 @@ class Pilot:
             self._step(actions, ops, interrupt)
             return
         try:
-            self.guard("send", lambda: self.fleet.send(actions, slots), interrupt)
+            self.guard("send", lambda: self.fleet.send(actions, slots), interrupt, told(ops))
         except INTERRUPTS:
             self._after_interrupted_send(ops)
         except FaultError as error:
@@ -126,7 +138,7 @@ class Pilot:
             model = self.slots[slot]
             outcome = outcome_of(op.code, model.local, self.shape) if op.code else RIGHT
             if outcome in (DIES, LATER, "dies or right"):
-                rows = 1 if outcome == DIES else _FOREVER
+                rows = 3 if outcome == DIES else _FOREVER
                 self.excuse_worker(self.worker_of[slot], rows, CODES[op.code].name)
 
     def excuse_worker(self, worker: int, rows: int, why: str) -> None:
@@ -154,7 +166,7 @@ class Pilot:
 
     def _step(self, actions: list[Any], ops: dict[int, Op], interrupt: bool) -> None:
         try:
-            batch = self.guard("step", lambda: self.fleet.step(actions), interrupt)
+            batch = self.guard("step", lambda: self.fleet.step(actions), interrupt, told(ops))
         except INTERRUPTS:
             self._after_interrupted_send(ops, taken=True)
             return
@@ -188,8 +200,9 @@ class Pilot:
         limit_s = PATIENCE_S if timeout_s is None and self.rng.random() < 0.5 else timeout_s
         started = time.monotonic()
         before = self.out()
+        words = f"{slots} at_least={at_least} timeout_s={limit_s}"
         try:
-            batch = self.guard("recv", lambda: self.fleet.recv(slots, at_least, limit_s), interrupt)
+            batch = self.guard("recv", lambda: self.fleet.recv(slots, at_least, limit_s), interrupt, words)
         except INTERRUPTS:
             self._after_interrupted_recv(before)
             return
@@ -214,6 +227,7 @@ class Pilot:
         """Every row of a batch against the model."""
         for slot, row in rows_of(batch, self.fleet.task_value):
             kind = self.slots[slot].take(row, self.fleet.faults)
+            self.log.append(f"  {slot}: {kind}") if kind != "ready" else None
             self.tally.rows += kind in ("ready", "reset")
             self.tally.fault_rows += kind == "fault"
 
@@ -224,7 +238,7 @@ class Pilot:
         call = self.fleet.send_reset if by_send else self.fleet.reset
         ops = {slot: Op("reset") for slot in slots}
         try:
-            batch = self.guard("reset", lambda: call(seed=seeds, slots=slots, options=options), interrupt)
+            batch = self.guard("reset", lambda: call(seed=seeds, slots=slots, options=options), interrupt, f"{slots} {seeds}")
         except INTERRUPTS:
             self._assigned(slots, seeds, None, sure=False)
             self._after_interrupted_send(ops, taken=not by_send)
@@ -255,7 +269,7 @@ class Pilot:
         tasks = [self.rng.randrange(50) for _ in slots] if self.rng.random() < 0.7 else None
         seeds = [self.new_seed() for _ in slots] if tasks is None or self.rng.random() < 0.3 else None
         try:
-            self.guard("assign", lambda: self.fleet.assign(slots, tasks=tasks, seeds=seeds), interrupt)
+            self.guard("assign", lambda: self.fleet.assign(slots, tasks, seeds), interrupt, f"{slots} {tasks} {seeds}")
         except INTERRUPTS:
             self._assigned(slots, seeds, tasks, sure=False)
             for slot in slots:
@@ -301,7 +315,7 @@ class Pilot:
         model.excuse_for(rows, f"call: {CODES[code].name}")
         self.tally.mischiefs += 1
         try:
-            self.guard("call", lambda: self.fleet.call("ask_badly", code, slots=[slot]))
+            self.guard("call", lambda: self.fleet.call("ask_badly", code, slots=[slot]), words=f"{slot} {CODES[code].name}")
         except FaultError as error:
             if error.fault.slot != slot:
                 raise Wrong(f"the call was to slot {slot}, the fault names {error.fault.slot}") from error
@@ -364,19 +378,19 @@ class Pilot:
             slots = [model.slot for model in self.slots if not model.dead]
             seeds = [self.new_seed() for _ in slots]
             try:
-                batch = self.guard("reset", lambda s=slots, v=seeds: self.fleet.reset(seed=v, slots=s))
+                batch = self.guard("reset", lambda s=slots, v=seeds: self.fleet.reset(v, slots=s), words=f"{slots} {seeds}")
             except FaultError as error:
                 self.check_error(error)
-                self._assigned(slots, seeds, None)
-                self.drain()
-                continue
+                batch = None
             self._assigned(slots, seeds, None)
             for slot in slots:
                 self.slots[slot].seen = []
                 self.slots[slot].murky = True
                 self.slots[slot].sent(Op("reset"))
-            self.check(batch)
-            return
+            if batch is not None:
+                self.check(batch)
+                return
+            self.drain()
         raise Wrong("six resets in a row failed")
 
 

@@ -106,9 +106,9 @@ def scenario(way: str, theme: str, seed: int, ops: int = 150, budget_s: float = 
             pilot.recover()
             fly(pilot, imp, theme, traps, ops, time.monotonic() + budget_s)
         except Wrong as wrong:
-            tally.problems.append(f"wrong: {wrong}")
+            tally.problems.append(f"wrong: {wrong}\nafter: " + "\n       ".join(pilot.log))
         except FleetError as error:
-            tally.problems.append(f"unexpected: {type(error).__name__}: {error!s:.300}")
+            tally.problems.append(f"unexpected: {type(error).__name__}: {error!s:.300}\nafter: " + "\n       ".join(pilot.log))
         imp.end()
         _close(pilot, tally)
         if pilot.interrupter is not None:
@@ -163,6 +163,7 @@ class Imp:
         stop = self.theme == "stops" or (self.theme == "all" and self.rng.random() < 0.3)
         number = signal.SIGSTOP if stop else self.rng.choice(_SIGNALS)
         self.pilot.excuse_worker(worker, 3, f"{number.name} from outside")
+        self.pilot.log.append(f"{number.name} to worker {worker} in {delay_s:.4f} s")
         self.pilot.tally.stops += stop
         self.pilot.tally.kills += not stop
         self._later(delay_s, inside.send_signal, pids[worker], number)
@@ -211,6 +212,7 @@ def _trap(pilot: Pilot, traps: str, imp: Imp) -> None:
     if codes:
         with open(os.path.join(traps, f"{pilot.rng.choice(['init', 'close'])}-{slot}"), "w") as file:
             file.write(str(pilot.rng.choice(codes)))
+        pilot.log.append(f"a trap for slot {slot}")
         pilot.excuse_worker(pilot.worker_of[slot], _FOREVER, "a trap")
 
 

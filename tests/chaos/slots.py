@@ -126,20 +126,23 @@ class SlotModel:
             if seed is not None:
                 self.bases.append(seed)
             return
+        self._flush()
         if seed is not None:
             self.seeds = {seed} if sure else self.seeds | {seed}
             self.bases.append(seed)
         if task is not None:
             self.tasks = {task} if sure else self.tasks | {task}
 
+    def _flush(self) -> None:
+        """What was assigned while it was out counts from now on; what is assigned later still replaces it."""
+        late, self.late, self.out = self.late, [], None
+        for seed, task in late:
+            self.assign(seed, task)
+
     def sent(self, op: Op) -> None:
         """It was handed over."""
+        self._flush()
         self.out = op
-        late, self.late = self.late, []
-        for seed, task in late:
-            out, self.out = self.out, None
-            self.assign(seed, task)
-            self.out = out
         if op.what == "step":
             outcome = outcome_of(op.code, self.local, self.shape)
             if outcome in (FAULTS, DIES, WILD, "dies or right"):

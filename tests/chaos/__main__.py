@@ -14,7 +14,7 @@ from typing import Any
 from .child import run_cases
 from .scenario import KINDS, WAYS
 
-_LIMIT_S = 100.0
+LIMIT_S = 100.0
 _SUMS = ("rows", "fault_rows", "faults", "calls", "kills", "stops", "mischiefs", "interrupts")
 
 
@@ -24,7 +24,7 @@ def case_of(number: int, seed: int, kinds: list[tuple[str, str]], ops: int, budg
     own = random.Random(f"{seed}/{number}").randrange(10**9)
     args = {"way": way, "theme": theme, "seed": own, "ops": ops, "budget_s": budget_s}
     compiled = random.Random(f"{seed}/{number}/core").choice("10")
-    return {"call": "scenario:scenario", "args": args, "limit_s": _LIMIT_S}, {"ENVFLEET_NATIVE": compiled}
+    return {"call": "scenario:scenario", "args": args, "limit_s": LIMIT_S}, {"ENVFLEET_NATIVE": compiled}
 
 
 class Run:

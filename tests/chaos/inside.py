@@ -55,3 +55,15 @@ def worker_pids_alive(fleet: Any) -> list[int]:
     from envfleet.testing import alive
 
     return [pid for pid in worker_pids(fleet).values() if alive(pid)]
+
+
+def interrupt_once(fleet: Any, name: str, error: type[BaseException]) -> None:
+    """The backend's next call of this name raises, as a signal handler would."""
+    backend = fleet._backend
+    real = getattr(backend, name)
+
+    def once(*args: Any) -> Any:
+        setattr(backend, name, real)
+        raise error
+
+    setattr(backend, name, once)

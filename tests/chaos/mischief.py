@@ -151,6 +151,22 @@ _enter("exit_later", _exit_later, LATER, None, "kills")
 _enter("close_all", _close_all, "dies or right", None, "kills")
 
 
+class Deadly:
+    """Ends the process when somebody looks at it: as a number, a truth, an array, or to pickle it."""
+
+    def _die(self, *args: Any) -> Any:
+        os._exit(11)
+
+    __float__ = __bool__ = __array__ = __reduce__ = __len__ = __iter__ = _die
+
+
+_enter("dies_in_info", _result(lambda env, result: (*result[:4], {"x": Deadly()})), DIES, None, "kills")
+_enter("dies_in_reward", _result(lambda env, result: (result[0], Deadly(), *result[2:])), DIES, None, "kills")
+_enter("dies_in_end", _result(lambda env, result: (*result[:3], Deadly(), result[4])), DIES, None, "kills")
+_enter("dies_in_obs", _result(lambda env, result: (Deadly(), *result[1:])), DIES, None, "kills")
+_enter("dies_in_mail", _result(_in_mail(Deadly)), "mail dies", None, "kills")
+
+
 # -- silences ------------------------------------------------------------------------------------------------------
 
 
@@ -158,12 +174,28 @@ def _late(env: Any) -> None:
     time.sleep(STEP_TIMEOUT_S + 1.5)
 
 
+def _mark(env: Any) -> None:
+    """Say that it has begun, for a test that waits for it."""
+    if env.traps:
+        with open(os.path.join(env.traps, "begun"), "w"):
+            pass
+
+
 def _hold_gil(env: Any) -> None:
-    threading.Timer(0.05, lambda: ctypes.PyDLL(None).sleep(1000)).start()
+    def hold() -> None:
+        _mark(env)
+        ctypes.PyDLL(None).sleep(1000)
+
+    threading.Timer(0.05, hold).start()
 
 
 def _stuck_handler(env: Any) -> None:
-    signal.signal(signal.SIGALRM, lambda *args: time.sleep(1000))
+    def stay(*args: Any) -> None:
+        _mark(env)
+        while True:
+            time.sleep(1000)
+
+    signal.signal(signal.SIGALRM, stay)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
@@ -221,6 +253,6 @@ def outcome_of(code: int, local: bool, shape: str) -> str:
         return RIGHT
     found = CODES[code].local if local else CODES[code].process
     assert found is not None
-    if CODES[code].name.startswith("mail_") and shape != "mail":
+    if "mail_" in CODES[code].name + "_" and shape != "mail":
         return RIGHT
-    return FAULTS if found == "mail" else found
+    return {"mail": FAULTS, "mail dies": DIES}.get(found, found)

@@ -106,7 +106,11 @@ class Pilot:
         """Send actions; with `whole`, by `step` of all."""
         drawn = [(self.rng.randrange(256), self.rng.choice(codes) if codes else 0) for _ in slots]
         ops = {slot: Op("step", payload, code) for slot, (payload, code) in zip(slots, drawn)}
-        ops = self._tamed(ops)
+        self.send_ops(self._tamed(ops), interrupt, whole)
+
+    def send_ops(self, ops: dict[int, Op], interrupt: bool = False, whole: bool = False) -> None:
+        """Send what is told, slot by slot."""
+        slots = list(ops)
         actions = [encode(op.payload, op.code, self.shape) for op in ops.values()]
         self.tally.mischiefs += sum(op.code > 0 for op in ops.values())
         if whole:

@@ -17,7 +17,8 @@ from gymnasium import spaces
 
 _BIG = np.iinfo(np.int64)
 _WIDE = 40_000  # numbers in a wide observation or action
-SHAPES = ("plain", "wide", "mail", "bulky")
+SHAPES = ("plain", "wide", "mail", "bulky")  # and "huge", which is too slow for every day
+_HUGE = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +85,14 @@ def story_of(state: State) -> str:
 
 def view(state: State, shape: str) -> Any:
     """The observation of a state."""
-    if shape == "wide":
-        return np.resize(numbers_of(state), _WIDE)  # the state over and over: a torn copy shows
+    if shape in ("wide", "huge"):
+        return np.resize(numbers_of(state), _WIDE if shape == "wide" else _HUGE)  # the state over and over: a torn copy shows
     return {"row": numbers_of(state), "story": story_of(state)} if shape == "mail" else numbers_of(state)
 
 
 def spaces_of(shape: str) -> tuple[Any, Any]:
     """(observation, action) spaces."""
-    row = spaces.Box(_BIG.min, _BIG.max, (_WIDE if shape == "wide" else 6,), np.int64)
+    row = spaces.Box(_BIG.min, _BIG.max, ({"wide": _WIDE, "huge": _HUGE}.get(shape, 6),), np.int64)
     observation: Any = spaces.Dict(row=row, story=spaces.Text(1000)) if shape == "mail" else row
     action: Any = spaces.Box(0, 1e6, (_WIDE,), np.float64) if shape == "bulky" else spaces.Discrete(1 << 20)
     return observation, action
@@ -173,6 +174,9 @@ class World(gym.Env[Any, Any]):
         """Mischief in a call; gives back what it wants returned."""
         change = self._mischief(code)
         return None if change is None else change(self, (None, 0.0, False, False, {}))[4]
+
+    def render(self) -> Any:
+        return self._mischief(self.tag) if isinstance(self.tag, int) and self.tag else None
 
     def close(self) -> None:
         self._spring("close")

@@ -1,0 +1,78 @@
+"""The attacks of the review on the core, on every backend they concern, compiled and not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fault_children import CORES, EVERYWHERE, PROCESSES, Prepared, case, good
+
+pytestmark = pytest.mark.timeout(1500)
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {}  # id -> (core, group, case)
+
+
+def _add(name: str, ways: tuple[str, ...], *variants: dict[str, Any], cores: tuple[str, ...] = CORES) -> None:
+    for way in ways:
+        for core in cores:
+            for variant in variants or ({},):
+                words = "-".join(str(value) for value in variant.values())
+                key = "-".join(filter(None, (name, way, words, "compiled" if core == "1" else "python")))
+                CASES[key] = core, way, case(name, way=way, **variant)
+
+
+def _each(name: str, *values: Any, **fixed: Any) -> list[dict[str, Any]]:
+    return [{name: value, **fixed} for value in values]
+
+
+ENDS = [{"on_fault": on_fault, "kind": kind} for on_fault in ("restart", "raise") for kind in ("int", "foreign")]
+FORKS = [{"how": how, "where": where} for how in ("fork_returns_later", "fork_raises") for where in ("step", "reset", "init")]
+MAIL = [{"what": what, "on_fault": "restart"} for what in ("mail_bomb", "mail_exit", "mail_lock", "info_bomb")]
+CALLS = [{"what": f"call_{what}", "on_fault": "raise"} for what in ("info_bomb", "info_lock", "str_raises_base")]
+WRITING = [
+    {"how": how, "shape": shape}
+    for how, shape in (("dies_in_info", "plain"), ("dies_in_obs", "wide"), ("dies_in_end", "wide"), ("dies_in_reward", "plain"))
+] + [{"how": "dies_in_mail", "shape": "mail"}]  # fmt: skip
+
+_add("planted_interrupt", EVERYWHERE, *ENDS)
+_add("fork_back", PROCESSES, *FORKS)
+_add("idle_trouble", PROCESSES, *_each("what", "stop", "hold_gil", "stuck_handler", "daemon"))
+_add("bad_mail", PROCESSES, *MAIL, *CALLS)
+_add("bad_mail", ("serial", "thread", "aio"), *CALLS, cores=("1",))
+_add("dies_writing", PROCESSES, *WRITING)
+_add("dies_sending", PROCESSES)
+_add("torn", PROCESSES, {"kills": 4})
+_add("keeper_killed", PROCESSES, *_each("on_fault", "restart", "raise"))
+_add("keeper_killed_waiting", PROCESSES)
+_add("keeper_stopped", PROCESSES, cores=("1",))
+_add("deleted_cwd", PROCESSES)
+_add("small_files", PROCESSES)
+_add("copied", EVERYWHERE, cores=("1",))
+_add("assigned_order", EVERYWHERE, cores=("1",))
+
+
+@pytest.fixture(scope="module")
+def prepared(request: Any) -> Prepared:
+    """The cases that were chosen, two children at a time."""
+    chosen = Prepared()
+    for item in request.session.items:
+        key = getattr(getattr(item, "callspec", None), "params", {}).get("attack")
+        if key in CASES:
+            core, group, what = CASES[key]
+            chosen.add(core, group, key, what)
+    return chosen
+
+
+@pytest.mark.parametrize("attack", CASES)
+def test_attack(attack: str, prepared: Prepared) -> None:
+    """Right rows or a told fault, within the deadline, and nothing left."""
+    good(prepared.result(attack))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", PROCESSES)
+@pytest.mark.parametrize("core", CORES, ids=["compiled", "python"])
+def test_full_torn(way: str, core: str) -> None:
+    from fault_children import attack
+
+    attack("torn", core, 600.0, way=way, kills=80)

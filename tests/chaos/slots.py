@@ -305,10 +305,10 @@ _ANY = object()
 
 
 def _want(obs: State, told: State, loose: bool, episode: int, step: int, reward: float, total: float, info: Any) -> Any:
+    # What is cheap to compare comes first: there may be hundreds of these, of observations of megabytes.
     return {
-        "obs": obs, "final_obs": None, "info": info, "final_info": {}, "reward": reward, "ep_return": total,
-        "terminated": False, "truncated": False, "ended": False, "scored": False, "step": step, "length": step + 1,
-        "task": told.task, "seed": told.given_seed, "episode": (episode, loose),
+        "seed": told.given_seed, "task": told.task, "step": step, "episode": (episode, loose), "obs": obs, "final_obs": None, "info": info, "final_info": {}, "reward": reward, "ep_return": total,
+        "terminated": False, "truncated": False, "ended": False, "scored": False, "length": step + 1,
     }  # fmt: skip
 
 

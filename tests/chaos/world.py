@@ -18,7 +18,7 @@ from gymnasium import spaces
 _BIG = np.iinfo(np.int64)
 _WIDE = 40_000  # numbers in a wide observation or action
 SHAPES = ("plain", "wide", "mail", "bulky")  # and "huge", which is too slow for every day
-_HUGE = 2_000_000
+_HUGE = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from chaos.child import run_batches, run_cases
 
 CORES = ("1", "0")
@@ -26,6 +28,16 @@ def good(result: dict[str, Any]) -> dict[str, Any]:
     """The result, if there is nothing wrong with it."""
     assert not result["problems"], "\n".join(result["problems"])
     return result
+
+
+def wants_full(config: Any) -> bool:
+    """Whether the full counts are run."""
+    return bool(config.getoption("--full")) or config.getoption("-m") == "full"
+
+
+def with_marks(cases: dict[str, Any]) -> list[Any]:
+    """Parameters: those whose last value is true belong to the full counts."""
+    return [pytest.param(key, marks=pytest.mark.full if it[-1] else ()) for key, it in cases.items()]
 
 
 class Prepared:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
-from fault_children import CORES, EVERYWHERE, PROCESSES, Prepared, case, good
+from fault_children import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, wants_full, with_marks
 
 pytestmark = pytest.mark.timeout(1500)
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {}  # id -> (core, group, case)
+#: id -> (core, group, case, whether only with the full counts); by default each variant meets each way on one core.
+CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {}
 
 
-def _add(name: str, ways: tuple[str, ...], *variants: dict[str, Any], cores: tuple[str, ...] = CORES) -> None:
-    for way in ways:
-        for core in cores:
-            for variant in variants or ({},):
-                words = "-".join(str(value) for value in variant.values())
-                key = "-".join(filter(None, (name, way, words, "compiled" if core == "1" else "python")))
-                CASES[key] = core, way, case(name, way=way, **variant)
+def _add(name: str, ways: tuple[str, ...], *variants: dict[str, Any]) -> None:
+    for (w, way), (v, variant), (c, core) in itertools.product(
+        enumerate(ways), enumerate(variants or ({},)), enumerate(CORES)
+    ):
+        words = "-".join(str(value) for value in variant.values())
+        key = "-".join(filter(None, (name, way, words, "compiled" if core == "1" else "python")))
+        CASES[key] = core, way, case(name, way=way, **variant), (w + v + len(CASES) // 2) % 2 == c
 
 
 def _each(name: str, *values: Any, **fixed: Any) -> list[dict[str, Any]]:
@@ -38,41 +40,39 @@ _add("planted_interrupt", EVERYWHERE, *ENDS)
 _add("fork_back", PROCESSES, *FORKS)
 _add("idle_trouble", PROCESSES, *_each("what", "stop", "hold_gil", "stuck_handler", "daemon"))
 _add("bad_mail", PROCESSES, *MAIL, *CALLS)
-_add("bad_mail", ("serial", "thread", "aio"), *CALLS, cores=("1",))
+_add("bad_mail", ("serial", "thread", "aio"), *CALLS)
 _add("dies_writing", PROCESSES, *WRITING)
 _add("dies_sending", PROCESSES)
 _add("torn", PROCESSES, {"kills": 4})
 _add("keeper_killed", PROCESSES, *_each("on_fault", "restart", "raise"))
 _add("keeper_killed_waiting", PROCESSES)
-_add("keeper_stopped", PROCESSES, cores=("1",))
+_add("keeper_stopped", PROCESSES)
 _add("deleted_cwd", PROCESSES)
 _add("small_files", PROCESSES)
-_add("copied", EVERYWHERE, cores=("1",))
-_add("assigned_order", EVERYWHERE, cores=("1",))
+_add("copied", EVERYWHERE)
+_add("assigned_order", EVERYWHERE)
 
 
 @pytest.fixture(scope="module")
 def prepared(request: Any) -> Prepared:
     """The cases that were chosen, two children at a time."""
-    chosen = Prepared()
+    chosen, full = Prepared(), wants_full(request.config)
     for item in request.session.items:
-        key = getattr(getattr(item, "callspec", None), "params", {}).get("attack")
-        if key in CASES:
-            core, group, what = CASES[key]
+        key = getattr(getattr(item, "callspec", None), "params", {}).get("attacked")
+        if key in CASES and (full or not CASES[key][3]):
+            core, group, what, _ = CASES[key]
             chosen.add(core, group, key, what)
     return chosen
 
 
-@pytest.mark.parametrize("attack", CASES)
-def test_attack(attack: str, prepared: Prepared) -> None:
+@pytest.mark.parametrize("attacked", with_marks(CASES))
+def test_attack(attacked: str, prepared: Prepared) -> None:
     """Right rows or a told fault, within the deadline, and nothing left."""
-    good(prepared.result(attack))
+    good(prepared.result(attacked))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("way", PROCESSES)
 @pytest.mark.parametrize("core", CORES, ids=["compiled", "python"])
 def test_full_torn(way: str, core: str) -> None:
-    from fault_children import attack
-
     attack("torn", core, 600.0, way=way, kills=80)

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.scenario import WAYS
 from chaos.zoo import ZOO
-from fault_children import CORES, Prepared, case, good
+from fault_children import CORES, Prepared, case, good, wants_full, with_marks
 
 pytestmark = pytest.mark.timeout(3000)
 COMBINATIONS = list(itertools.product(CORES, ("restart", "raise")))
@@ -39,7 +39,7 @@ CASES = _cases()
 @pytest.fixture(scope="module")
 def prepared(request: Any) -> Prepared:
     """The cases that were chosen and are not skipped, two children at a time."""
-    chosen, full = Prepared(), request.config.getoption("--full") or "full" in (request.config.getoption("-m") or "").split()
+    chosen, full = Prepared(), wants_full(request.config)
     for item in request.session.items:
         key = getattr(getattr(item, "callspec", None), "params", {}).get("hostile")
         if key in CASES and (full or not CASES[key][3]):
@@ -48,7 +48,7 @@ def prepared(request: Any) -> Prepared:
     return chosen
 
 
-@pytest.mark.parametrize("hostile", [pytest.param(key, marks=pytest.mark.full if it[3] else ()) for key, it in CASES.items()])
+@pytest.mark.parametrize("hostile", with_marks(CASES))
 def test_hostile_exception(hostile: str, prepared: Prepared) -> None:
     """FAULT before anything is described; nothing is unpickled here to see whether it can be."""
     good(prepared.result(hostile))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chaos.scenario import WAYS
-from fault_children import CORES, Prepared, case, good
+from fault_children import CORES, Prepared, case, good, wants_full
 
 pytestmark = pytest.mark.timeout(3000)
 SHAPES = ("plain", "bulky", "mail", "wide")
@@ -34,7 +34,7 @@ SHORT, FULL = _cases(75, False), _cases(1000, True)
 @pytest.fixture(scope="module")
 def prepared(request: Any) -> Prepared:
     """Each case in a child of its own, two at a time."""
-    chosen, full = Prepared(), request.config.getoption("--full") or "full" in (request.config.getoption("-m") or "").split()
+    chosen, full = Prepared(), wants_full(request.config)
     for item in request.session.items:
         key = getattr(getattr(item, "callspec", None), "params", {}).get("interrupted")
         if key in SHORT or (key in FULL and full):

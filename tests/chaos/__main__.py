@@ -18,7 +18,9 @@ LIMIT_S = 100.0
 _SUMS = ("rows", "fault_rows", "faults", "calls", "kills", "stops", "mischiefs", "interrupts")
 
 
-def case_of(number: int, seed: int, kinds: list[tuple[str, str]], ops: int, budget_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+def case_of(
+    number: int, seed: int, kinds: list[tuple[str, str]], ops: int, budget_s: float
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Scenario `number` of a run: (case, environment variables)."""
     way, theme = kinds[number % len(kinds)]
     own = random.Random(f"{seed}/{number}").randrange(10**9)
@@ -55,7 +57,10 @@ class Run:
             if result["problems"]:
                 core = "compiled" if variables["ENVFLEET_NATIVE"] == "1" else "python"
                 self.failed.append((number, f"{kind[0]} / {kind[1]} ({core})", result["problems"]))
-                print(f"FAILED --seed {self.seed} --only {number}: {kind}, {core}: {result['problems'][0][:300]}", flush=True)
+                print(
+                    f"FAILED --seed {self.seed} --only {number}: {kind}, {core}: {result['problems'][0][:300]}",
+                    flush=True,
+                )
 
     def report(self) -> int:
         """The table; 1 when something failed."""
@@ -95,7 +100,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--theme", default=None)
     parser.add_argument("--only", type=int, default=None, help="run scenario K of the seed again")
     parser.add_argument("--ops", type=int, default=150, help="operations in a scenario")
-    parser.add_argument("--budget", type=float, default=8.0, help="seconds after which a scenario begins no more of them")
+    parser.add_argument(
+        "--budget", type=float, default=8.0, help="seconds after which a scenario begins no more of them"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args(argv)
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed

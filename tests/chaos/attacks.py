@@ -121,7 +121,7 @@ def fork_back(way: str, how: str, where: str) -> None:
         else:
             with open(os.path.join(traps, "init-0"), "w") as file:
                 file.write(str(NUMBERS[how]))
-            plant(pilot, "str_raises")  # rebuilt, and the new env's constructor forks
+            plant(pilot, "four_values")  # rebuilt, and the new env's constructor forks
             before |= {pid for pid in inside.worker_pids(pilot.fleet).values()}
         deadline = time.monotonic() + 0.4
         while time.monotonic() < deadline:  # the second worker answers whenever it likes: give it something to answer
@@ -324,5 +324,3 @@ def assigned_order(way: str) -> None:
         batch = fleet.reset(seed=[100, 200, 300, 400], tasks=[8] * 4)
         assert batch.seed.tolist() == [100, 200, 300, 400]
         assert [fleet.task_value(task) for task in batch.task] == [8] * 4
-
-

@@ -46,8 +46,15 @@ def _run(case: dict[str, Any]) -> dict[str, Any]:
         function = getattr(importlib.import_module(f"{__package__}.{module}"), name)
         return {"problems": [], **(function(**case["args"]) or {})}
     except BaseException as error:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-6))
-        return {"problems": [text[-3000:]]}
+        where = "".join(traceback.format_tb(error.__traceback__, limit=-5))
+        return {"problems": [f"{type(error).__name__}: {_words(error)}\n{where[-2000:]}"]}
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{error!s:.2500}"
+    except BaseException:
+        return "(cannot be told)"
 
 
 def run_cases(cases: list[dict[str, Any]], variables: dict[str, str] | None = None) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envfleet.errors import FaultError, FleetError, RecvTimeout
+from envfleet.errors import BadArgument, FaultError, FleetError, RecvTimeout
 
 from . import inside
-from .alarm import INTERRUPTS, Interrupter
+from .alarm import INTERRUPTS, Alarm, Interrupter
 from .mischief import CODES, DIES, LATER, RIGHT, STEP_TIMEOUT_S, outcome_of
 from .slots import _FOREVER, Op, SlotModel, Wrong, rows_of
 from .world import encode
@@ -71,6 +71,8 @@ class Pilot:
             return function()
         except (*INTERRUPTS, FleetError) as error:
             self.log.append(f"  -> {type(error).__name__} {error!s:.60}")
+            if isinstance(error, BadArgument) and self.interrupter is not None and self.interrupter.count > struck:
+                raise Alarm from error  # taken for an object that cannot be pickled: a wrong word, but no wrong row
             raise
         except BaseException as error:
             raise Wrong(f"{what} raised {type(error).__name__}: {error!s:.300}") from error
@@ -199,7 +201,9 @@ class Pilot:
                     model.out = None
             model.murky = True
 
-    def recv(self, slots: list[int] | None, at_least: int | None, timeout_s: float | None, interrupt: bool = False) -> None:
+    def recv(
+        self, slots: list[int] | None, at_least: int | None, timeout_s: float | None, interrupt: bool = False
+    ) -> None:
         """Receive and check."""
         limit_s = PATIENCE_S if timeout_s is None and self.rng.random() < 0.5 else timeout_s
         started = time.monotonic()
@@ -235,14 +239,18 @@ class Pilot:
             self.tally.rows += kind in ("ready", "reset")
             self.tally.fault_rows += kind == "fault"
 
-    def reset(self, slots: list[int], seeded: bool, interrupt: bool = False, by_send: bool = False, mischief: int = 0) -> None:
+    def reset(
+        self, slots: list[int], seeded: bool, interrupt: bool = False, by_send: bool = False, mischief: int = 0
+    ) -> None:
         """Reset slots that are the caller's, with new seeds or none."""
         seeds = [self.new_seed() for _ in slots] if seeded else None
         options = {"mischief": mischief} if mischief else None
         call = self.fleet.send_reset if by_send else self.fleet.reset
         ops = {slot: Op("reset") for slot in slots}
         try:
-            batch = self.guard("reset", lambda: call(seed=seeds, slots=slots, options=options), interrupt, f"{slots} {seeds}")
+            batch = self.guard(
+                "reset", lambda: call(seed=seeds, slots=slots, options=options), interrupt, f"{slots} {seeds}"
+            )
         except INTERRUPTS:
             self._assigned(slots, seeds, None, sure=False)
             self._after_interrupted_send(ops, taken=not by_send)
@@ -307,7 +315,8 @@ class Pilot:
             return
         for slot, answer in zip(slots, answers):
             digests = [seen.state.digest for seen in self.slots[slot].seen]
-            if (answer[0], answer[2]) != (slot, question) or answer[1] not in digests:
+            unknown = self.slots[slot].murky or not digests  # interrupted: who knows whether the env has stepped
+            if (answer[0], answer[2]) != (slot, question) or not (unknown or answer[1] in digests):
                 raise Wrong(f"call to slot {slot} answered {answer}; asked {question}, wanted {digests}")
 
     def _ask_badly(self, slot: int, code: int) -> None:
@@ -319,7 +328,9 @@ class Pilot:
         model.excuse_for(rows, f"call: {CODES[code].name}")
         self.tally.mischiefs += 1
         try:
-            self.guard("call", lambda: self.fleet.call("ask_badly", code, slots=[slot]), words=f"{slot} {CODES[code].name}")
+            self.guard(
+                "call", lambda: self.fleet.call("ask_badly", code, slots=[slot]), words=f"{slot} {CODES[code].name}"
+            )
         except FaultError as error:
             if error.fault.slot != slot:
                 raise Wrong(f"the call was to slot {slot}, the fault names {error.fault.slot}") from error
@@ -382,7 +393,9 @@ class Pilot:
             slots = [model.slot for model in self.slots if not model.dead]
             seeds = [self.new_seed() for _ in slots]
             try:
-                batch = self.guard("reset", lambda s=slots, v=seeds: self.fleet.reset(v, slots=s), words=f"{slots} {seeds}")
+                batch = self.guard(
+                    "reset", lambda s=slots, v=seeds: self.fleet.reset(v, slots=s), words=f"{slots} {seeds}"
+                )
             except FaultError as error:
                 self.check_error(error)
                 batch = None
@@ -396,5 +409,3 @@ class Pilot:
                 return
             self.drain()
         raise Wrong("six resets in a row failed")
-
-

@@ -126,7 +126,8 @@ class SlotModel:
             if seed is not None:
                 self.bases.append(seed)
             return
-        self._flush()
+        if self.out is None:
+            self._flush()
         if seed is not None:
             self.seeds = {seed} if sure else self.seeds | {seed}
             self.bases.append(seed)
@@ -135,12 +136,13 @@ class SlotModel:
 
     def _flush(self) -> None:
         """What was assigned while it was out counts from now on; what is assigned later still replaces it."""
-        late, self.late, self.out = self.late, [], None
+        late, self.late = self.late, []
         for seed, task in late:
             self.assign(seed, task)
 
     def sent(self, op: Op) -> None:
         """It was handed over."""
+        self.out = None
         self._flush()
         self.out = op
         if op.what == "step":
@@ -175,7 +177,9 @@ class SlotModel:
 
     def _ready(self, row: Row, op: Op) -> str:
         wants = self._wants(op)
-        matches = [_settled(seen, row, self.on_end) for want, seen in wants if not _differs(want, row.values, self.shape)]
+        matches = [
+            _settled(seen, row, self.on_end) for want, seen in wants if not _differs(want, row.values, self.shape)
+        ]
         if not matches:
             raise Wrong(self._explain(row, op, wants))
         self.seen = list(dict.fromkeys(matches))
@@ -214,7 +218,7 @@ class SlotModel:
         said = {d: _fault_differs(d, row, self.shape) for d in self.delivered}
         if said and None not in said.values():
             raise Wrong(f"slot {self.slot}: the fault row does not tell the last delivered transition: "
-                        f"{list(said.values())[0]}; cause {new[-1].cause[:100]!r}; {_short(row.values)}")  # fmt: skip
+                        f"{next(iter(said.values()))}; cause {new[-1].cause[:100]!r}; {_short(row.values)}")  # fmt: skip
         told = [d for d, problem in said.items() if problem is None and not d.waiting and not d.loose]
         if told and not any(fault.episode == row.episode for fault in new):
             raise Wrong(f"slot {self.slot}: row says episode {row.episode}, faults {[f.episode for f in new]}")
@@ -228,7 +232,9 @@ class SlotModel:
         if canonical(view(state, self.shape)) != canonical(row.obs):
             raise Wrong(f"slot {self.slot}: the observation after a fault is no first one: {np.asarray(numbers)[:6]}")
         if task not in self.tasks or not self._is_seed(seed):
-            raise Wrong(f"slot {self.slot}: rebuilt with seed {seed} and task {task}; allowed {self.seeds}, {self.tasks}")
+            raise Wrong(
+                f"slot {self.slot}: rebuilt with seed {seed} and task {task}; allowed {self.seeds}, {self.tasks}"
+            )
         self.seen = self.delivered = [Seen(state, row.episode + 1, loose=True)]
         self.seeds, self.tasks = {None}, {task}
         self.excuse, self.murky = (self.excuse if self.excuse >= _FOREVER // 2 else 0), False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -275,7 +276,8 @@ def holds_env(env: Any) -> None:
 @kind
 def holds_lock(env: Any) -> None:
     error = ValueError("holds a lock", threading.Lock())
-    error.file = open(os.devnull)
+    error.socket = socket.socket()
+    error.socket.close()
     raise error
 
 

@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 import pytest
-
 from fault_children import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, wants_full, with_marks
 
 pytestmark = pytest.mark.timeout(1500)
@@ -28,7 +27,9 @@ def _each(name: str, *values: Any, **fixed: Any) -> list[dict[str, Any]]:
 
 
 ENDS = [{"on_fault": on_fault, "kind": kind} for on_fault in ("restart", "raise") for kind in ("int", "foreign")]
-FORKS = [{"how": how, "where": where} for how in ("fork_returns_later", "fork_raises") for where in ("step", "reset", "init")]
+FORKS = [
+    {"how": how, "where": where} for how in ("fork_returns_later", "fork_raises") for where in ("step", "reset", "init")
+]
 MAIL = [{"what": what, "on_fault": "restart"} for what in ("mail_bomb", "mail_exit", "mail_lock", "info_bomb")]
 CALLS = [{"what": f"call_{what}", "on_fault": "raise"} for what in ("info_bomb", "info_lock", "str_raises_base")]
 WRITING = [

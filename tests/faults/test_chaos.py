@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fault_children import Prepared, good
 
 from chaos.__main__ import case_of
 from chaos.scenario import KINDS
-from fault_children import Prepared, good
 
 pytestmark = pytest.mark.timeout(1500)
 SHORT = [kind for kind in KINDS if kind[1] in ("all", "hostile", "forks", "kills")]

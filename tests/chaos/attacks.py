@@ -18,13 +18,13 @@ from typing import Any
 
 from envfleet.errors import FaultError, FleetError, RecvTimeout
 from envfleet.layout import FAULT
-from envfleet.testing import Held, descendants, leaks_since, wait_until
+from envfleet.testing import Held, descendants, wait_until
 
 from . import inside
 from .alarm import Interrupter
 from .mischief import NUMBERS
 from .pilot import Pilot, Tally
-from .scenario import Imp, Setup, keeper_trouble, operate
+from .scenario import Imp, Setup, keeper_trouble, operate, own_leaks
 from .slots import _FOREVER, Op, Wrong
 
 
@@ -49,7 +49,7 @@ def flying(way: str, shape: str = "plain", on_fault: str = "restart", **change: 
             fleet.close()
             spent_s = time.monotonic() - started
     assert spent_s < 16, f"close took {spent_s:.1f} s"
-    assert not (left := leaks_since(before)), f"left: {left}"
+    assert not (left := own_leaks(before, 6.0)), f"left: {left}"
     assert not pilot.tally.problems, pilot.tally.problems
 
 
@@ -228,6 +228,31 @@ def torn(way: str, kills: int) -> dict[str, Any]:
 
 
 # -- the keeper and the surroundings -------------------------------------------------------------------------------
+
+
+def dead_and_spoken_to(way: str, by: str, on_fault: str) -> None:
+    """A worker dies while idle and something else than a step is the first to meet it: its slots are lost all the same."""
+    with flying(way, on_fault=on_fault) as (pilot, _):
+        for _ in range(3):
+            rounds(pilot, 2)
+            pid = inside.worker_pids(pilot.fleet)[0]
+            inside.send_signal(pid, signal.SIGKILL)
+            assert wait_until(lambda pid=pid: pid not in descendants(os.getpid()))
+            pilot.excuse_worker(0, 3, "killed")
+            if by == "assign":
+                pilot.assign(interrupt=False)
+            elif by == "call":
+                pilot.ask(interrupt=False)
+            elif by == "attribute":
+                pilot.attributes()
+            else:
+                pilot.ready(interrupt=False)
+            pilot.send_ops({slot: Op("step", 9) for slot in range(4)})
+            pilot.drain()
+            for model in pilot.slots:
+                model.excuse = 0
+            if on_fault == "raise":
+                pilot.recover()
 
 
 def keeper_killed(way: str, on_fault: str) -> None:

@@ -37,6 +37,12 @@ WRITING = [
     for how, shape in (("dies_in_info", "plain"), ("dies_in_obs", "wide"), ("dies_in_end", "wide"), ("dies_in_reward", "plain"))
 ] + [{"how": "dies_in_mail", "shape": "mail"}]  # fmt: skip
 
+SPOKEN = [
+    {"by": by, "on_fault": on_fault}
+    for by in ("assign", "call", "attribute", "ready")
+    for on_fault in ("restart", "raise")
+]
+
 _add("planted_interrupt", EVERYWHERE, *ENDS)
 _add("fork_back", PROCESSES, *FORKS)
 _add("idle_trouble", PROCESSES, *_each("what", "stop", "hold_gil", "stuck_handler", "daemon"))
@@ -45,6 +51,7 @@ _add("bad_mail", ("serial", "thread", "aio"), *CALLS)
 _add("dies_writing", PROCESSES, *WRITING)
 _add("dies_sending", PROCESSES)
 _add("torn", PROCESSES, {"kills": 4})
+_add("dead_and_spoken_to", PROCESSES, *SPOKEN)
 _add("keeper_killed", PROCESSES, *_each("on_fault", "restart", "raise"))
 _add("keeper_killed_waiting", PROCESSES)
 _add("keeper_stopped", PROCESSES)

@@ -50,9 +50,8 @@ def _result(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
 
 # -- exceptions ----------------------------------------------------------------------------------------------------
 
-_FAULT_OF_ALL = {"keyboard_interrupt": None}  # on serial it is the caller's own, by design
 for _name, _act in ZOO.items():
-    _enter(_name, _act, FAULTS, _FAULT_OF_ALL.get(_name, FAULTS), "hostile")
+    _enter(_name, _act, FAULTS, FAULTS, "hostile")
 
 
 # -- results -------------------------------------------------------------------------------------------------------

@@ -164,9 +164,9 @@ class Imp:
         self.local_workers = {pilot.worker_of[slot] for slot in local}
         self._timers: list[threading.Timer] = []
         self.codes = codes_of(*(["kills", "stops", "forks", "hostile"] if theme == "all" else [theme]), local=False)
-        # A trap or a kill that takes the keeper's daemon children away from it is nobody's to clean up.
         self.local_codes = codes_of("hostile", local=True) if theme in ("all", "hostile") else []
-        self.local_codes = [code for code in self.local_codes if code != NUMBERS["late"]]
+        # In the caller's own thread this one is the caller's, by design.
+        self.local_codes = [code for code in self.local_codes if code != NUMBERS["keyboard_interrupt"]]
 
     def strike(self) -> None:
         """Kill or stop a worker."""

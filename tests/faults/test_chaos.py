@@ -8,10 +8,10 @@ import pytest
 from fault_children import Prepared, good
 
 from chaos.__main__ import case_of
-from chaos.scenario import KINDS
+from chaos.scenario import KINDS, WAYS
 
 pytestmark = pytest.mark.timeout(1500)
-SHORT = [kind for kind in KINDS if kind[1] in ("all", "hostile", "forks", "kills")]
+SHORT = [(way, theme) for way, theme in KINDS if theme in ("all", "forks") or (theme == "hostile" and not WAYS[way][1])]
 
 
 @pytest.fixture(scope="module")

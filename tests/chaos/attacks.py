@@ -103,7 +103,7 @@ def planted_interrupt(way: str, on_fault: str, kind: str) -> None:
             model.murky, model.out = True, Op("step", 0) if model.slot in inside.out_slots(pilot.fleet) else None
         for _ in range(3):
             pilot.drain()
-            rounds(pilot, 1) if on_fault == "restart" else pilot.recover()
+            rounds(pilot, 1)  # on_fault="raise": a send of lost slots says so, and the pilot resets
         rounds(pilot, 3)
 
 

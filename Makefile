@@ -6,7 +6,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt setup.py $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sanitize test test-full test-learning check format docs bench bench-peers clean
+MINUTES ?= 10
+.PHONY: help setup demo sanitize chaos test test-full test-learning check format docs bench bench-peers clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +45,9 @@ test-full: check ## the same with the full counts
 
 test-learning: $(VENV)/.dev ## the learning gates
 	$(BIN)/python -m pytest -m learning
+
+chaos: $(VENV)/.dev ## random fleets under attack, every row checked against a model: make chaos MINUTES=10 [SEED=1]
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.dev ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check

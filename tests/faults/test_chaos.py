@@ -1,0 +1,28 @@
+"""A short run of `make chaos`: one scenario of several kinds, every row checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fault_children import Prepared, good
+
+from chaos.__main__ import case_of
+from chaos.scenario import KINDS, WAYS
+
+pytestmark = pytest.mark.timeout(1500)
+SHORT = [(way, theme) for way, theme in KINDS if theme in ("all", "forks") or (theme == "hostile" and not WAYS[way][1])]
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    chosen = Prepared()
+    for number, kind in enumerate(SHORT):
+        what, variables = case_of(number, 1, SHORT, ops=60, budget_s=1.5)
+        chosen.add(variables["ENVFLEET_NATIVE"], kind, kind, {**what, "limit_s": 60.0})
+    return chosen
+
+
+@pytest.mark.parametrize("kind", SHORT, ids=" / ".join)
+def test_short_chaos(kind: Any, prepared: Prepared) -> None:
+    assert good(prepared.result(kind))["rows"] > 0

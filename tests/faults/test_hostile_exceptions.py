@@ -1,0 +1,59 @@
+"""Hostile exceptions x backends: the row says FAULT (or the error names the slot), neighbours are right, it can be told."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from fault_children import CORES, Prepared, case, good, wants_full, with_marks
+
+from chaos.scenario import WAYS
+from chaos.zoo import ZOO
+
+pytestmark = pytest.mark.timeout(3000)
+COMBINATIONS = list(itertools.product(CORES, ("restart", "raise")))
+SOME = ("str_raises_base", "notes_none", "reduce_raises_base", "load_exits", "system_exit", "getattribute_raises")
+
+
+def _cases() -> dict[str, tuple[Any, ...]]:
+    """id -> (core, group, case, whether only with the full counts): by default each kind meets each way once."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for (i, way), (k, kind) in itertools.product(enumerate(WAYS), enumerate(ZOO)):
+        for c, (core, on_fault) in enumerate(COMBINATIONS):
+            key = f"{way}-{kind}-{on_fault}-{'compiled' if core == '1' else 'python'}"
+            what = case("hostile:raised_in_step", 25.0, way=way, on_fault=on_fault, kind=kind)
+            rare = way in ("aio async", "shm parent") and k % 3 > 0
+            found[key] = core, (way, on_fault), what, rare or (i + k) % 4 != c
+    for (i, way), (p, phase), (k, kind) in itertools.product(
+        enumerate(WAYS), enumerate(("init", "reset", "call", "render", "close")), enumerate(SOME)
+    ):
+        core = CORES[(i + p + k) % 2]
+        key = f"{way}-{kind}-in-{phase}"
+        found[key] = core, way, case("hostile:raised_in", 25.0, way=way, phase=phase, kind=kind), (i + p + k) % 6 != 0
+    return found
+
+
+CASES = _cases()
+
+
+@pytest.fixture(scope="module")
+def prepared(request: Any) -> Prepared:
+    """The cases that were chosen and are not skipped, two children at a time."""
+    chosen, full = Prepared(), wants_full(request.config)
+    for item in request.session.items:
+        key = getattr(getattr(item, "callspec", None), "params", {}).get("hostile")
+        if key in CASES and (full or not CASES[key][3]):
+            core, group, what, _ = CASES[key]
+            chosen.add(core, group, key, what)
+    return chosen
+
+
+@pytest.mark.parametrize("hostile", with_marks(CASES))
+def test_hostile_exception(hostile: str, prepared: Prepared) -> None:
+    """FAULT before anything is described; nothing is unpickled here to see whether it can be."""
+    good(prepared.result(hostile))
+
+
+def test_there_are_thirty_kinds() -> None:
+    assert len(ZOO) >= 30

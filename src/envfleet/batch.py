@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.errors import EnvFailed
 from envfleet.infos import read_info
 from envfleet.layout import FAULT, QUARANTINED, gather
 from envfleet.slab import Slab, Slots, make_loud
+from envfleet.supervise.faults import Failure, Fault
 
 Array = np.ndarray[Any, Any]
 
@@ -248,9 +250,43 @@ def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:
     if value is None:
         return {}
     if isinstance(value, bytes):
-        value = info[slot] = read_info(value)
+        value = info[slot] = _read(value, slot)
     assert isinstance(value, dict)
     return value
+
+
+def _read(data: bytes, slot: int) -> dict[str, Any]:
+    """Read an info. One that cannot be read here concerns its slot alone, and whoever looks into it."""
+    try:
+        return read_info(data)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return UnreadableInfo(slot, Failure.of(error, "info"))
+
+
+class UnreadableInfo(dict[str, Any]):
+    """Stands for an info that cannot be unpickled in this process: whoever looks into it gets EnvFailed.
+
+    Example:
+        >>> UnreadableInfo(3, Failure("info", "ImportError: no module named 'tool'", ""))
+        <slot 3: its info cannot be unpickled in this process: ImportError: no module named 'tool'>
+    """
+
+    def __init__(self, slot: int, failure: Failure) -> None:
+        super().__init__()
+        cause = f"its info cannot be unpickled in this process: {failure.summary}"
+        self._fault = Fault(slot, "failed", "info", cause, traceback=failure.traceback)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise EnvFailed(self._fault)
+
+    __getitem__ = __contains__ = __iter__ = __len__ = __eq__ = __bool__ = __or__ = __ror__ = _refuse
+    get = keys = values = items = copy = pop = setdefault = _refuse
+
+    def __repr__(self) -> str:
+        return f"<slot {self._fault.slot}: {self._fault.cause}>"
+
 
 
 def pick(side: dict[int, Any], slots: Slots) -> dict[int, Any]:

@@ -94,7 +94,8 @@ class Book:
         if self.is_out(slot):
             self._late.setdefault(slot, {}).update(change)
         else:
-            self._write(slab, slot, change)
+            self._write(slab, slot, {**self._late.get(slot, {}), **change})  # what was said last holds
+            self._late.pop(slot, None)
 
     @property
     def has_late(self) -> bool:

@@ -26,12 +26,11 @@ class Ending:
 
         What went wrong in closing is in `faults` and in one warning; it is never raised.
         """
-        if self._closed:
-            return
         self._closed = True
-        if self._finalizer.detach() is None or os.getpid() != self.plan.pid:
+        if not self._finalizer.alive or os.getpid() != self.plan.pid:
             return
         problems = self._backend.close(timeout_s)
+        self._finalizer.detach()  # not before: a close that was interrupted can be called again
         faults = [self._supervisor.note_close(slot, problem) for slot, problem in problems]
         late = [fault for fault in faults if fault.phase == "close" or fault.kind == "timeout"]
         if late:

@@ -110,6 +110,7 @@ class Fleet(About, EnvInterface, Ending):
         An exception may pass at any moment: Ctrl-C, or a signal handler of the caller's that raises. The numbers in the book
         then still say of every slot whose it is; what is found out here is only told late, never wrong.
         """
+        self._backend.check()
         self._refuse_closed()
         if self._inside:
             self._smooth = False
@@ -152,6 +153,8 @@ class Fleet(About, EnvInterface, Ending):
 
     def _submit(self, slots: Slots, command: int) -> None:
         head, book, supervisor = self.slab.head, self._book, self._supervisor
+        if self._backend.has_trouble:
+            supervisor.take()  # what was met on the way here, by a message to a worker that is gone
         book.deliver_late(self.slab, slots)
         if command == STEP and self._optioned:
             self._give_options(dict.fromkeys(self._optioned.intersection(slots.tolist())))
@@ -417,6 +420,11 @@ class Fleet(About, EnvInterface, Ending):
     def task_value(self, task: int) -> Any:
         """The task behind an id of the column `task` (None for -1)."""
         return self._book.task_value(int(task))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a fleet cannot be copied or pickled: it owns processes and memory; make another one with ef.make"
+        )
 
     # -- checks -------------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ class Slab:
         for array, kept in self.kept:
             kept[slot] = array[slot]
         for i, box in self._kept_mail.items():
-            box[slot] = self.mail["obs"][i][slot]
+            box[slot] = (turn, self.mail["obs"][i][slot])
         self.arrays["kept_turn"][slot] = turn
 
     def delivered(self, slot: int, turn: int) -> tuple[Any, list[Any]]:
@@ -148,9 +148,8 @@ class Slab:
         source = {name: self.arrays[f"kept/{name}" if is_kept and f"kept/{name}" in self.arrays else name]
                   for name in self.names("head", "obs", "final_obs", "column")}  # fmt: skip
         head = source["head"][slot].copy()
-        mail = self._kept_mail if is_kept else self.mail["obs"]
         saved = [
-            mail[i][slot] if array is None else source[f"obs/{i}"][slot].copy()
+            self._delivered_mail(i, slot, turn) if array is None else source[f"obs/{i}"][slot].copy()
             for i, array in enumerate(self.leaf_arrays("obs"))
         ]
         if self.layout.agents:
@@ -160,6 +159,11 @@ class Slab:
             if "column/final_state" in self.arrays:
                 saved.append(source["column/state"][slot].copy())
         return head, saved
+
+    def _delivered_mail(self, i: int, slot: int, turn: int) -> Any:
+        """An object as it was delivered. Where a worker process makes them, this slab has only ever had delivered ones."""
+        kept = self._kept_mail[i][slot] if self._kept_mail else None
+        return kept[1] if kept is not None and kept[0] == turn else self.mail["obs"][i][slot]
 
     @property
     def agent_rows(self) -> list[tuple[str, list[int]]]:

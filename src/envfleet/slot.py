@@ -108,9 +108,12 @@ class SlotLife:
         self.info = self.final_info = self.failure = None
         self.slab.keep(slot, self.turn)
         command = self._command[slot]
-        if command == REBUILD or self.env is None:
+        if command == REBUILD:
             yield from self.build()
             yield from self._begin()
+        elif self.env is None:
+            # A new worker knows nothing of the episode that ran in the old one: it must not begin another in its name.
+            raise RuntimeError("its environment is gone, and nobody has asked for a new one")
         elif command == RESET or self._waiting[slot]:
             yield from self._begin()
         else:

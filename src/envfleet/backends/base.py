@@ -138,6 +138,9 @@ class Backend(abc.ABC):
         """End a worker that is past a deadline (where `can_kill`), and add it to the losses."""
         self.losses.append(Loss(worker, None, slot, phase, words, self.kill(worker)))
 
+    def check(self) -> None:
+        """Look whether this backend can still work at all, and set `is_broken` if not."""
+
     def settle(self) -> None:
         """Finish what an exception in the middle of another method has left half done. Changes nothing otherwise."""
 

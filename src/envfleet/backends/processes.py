@@ -200,6 +200,12 @@ class ProcessBackend(Backend):
             worker.handing = None
             self._flush(worker)
 
+    def check(self) -> None:
+        """Without the keeper nothing can be started or ended, and the workers are gone with it."""
+        if self._keeper is not None and not self._keeper.gone:
+            self._keeper.channel.pump()
+        self.is_broken |= self._keeper is not None and self._keeper.gone
+
     def settle(self) -> None:
         """Finish what an exception in `submit`, or in the noting of a lost worker, has left half done."""
         for worker in self._workers:

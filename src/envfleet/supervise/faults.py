@@ -16,6 +16,8 @@ KINDS: dict[str, type[FaultError]] = {"failed": EnvFailed, "timeout": EnvTimeout
 
 #: The most that is kept of an exception's words, of its traceback, and of the exception itself.
 _MAX_SUMMARY, _MAX_TRACEBACK, _MAX_PICKLE = 2_000, 32_000, 1 << 20
+#: How many exceptions of a chain, and frames of each, are told.
+_MAX_CHAIN, _MAX_FRAMES = 8, 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +39,10 @@ class Failure:
             'ValueError: bad move'
         """
         name = _class_name(type(error))
-        words = _attempt(lambda: str(error), f"<{name}: its text could not be read>")
+        words = _words(error)
         notes = _attempt(lambda: [note for note in error.__notes__ if isinstance(note, str)], [])
         summary = _cut(" ".join([f"{name}: {words}" if words else name, *notes]), _MAX_SUMMARY)
-        text = _attempt(lambda: "".join(traceback.format_exception(type(error), error, _trace_of(error))), "")
+        text = _attempt(lambda: _story(error), "")
         return cls(phase, summary, _cut(text, _MAX_TRACEBACK) or summary, _attempt(lambda: _pickled(error), None))
 
     @property
@@ -60,6 +62,11 @@ def _attempt(function: Callable[[], Any], otherwise: Any) -> Any:
     return result if otherwise is None or type(result) is type(otherwise) else otherwise
 
 
+def _words(error: BaseException) -> str:
+    words: str = _attempt(lambda: str(error), "<its text could not be read>")
+    return words
+
+
 def _class_name(kind: type[BaseException]) -> str:
     # Through `type` itself: a metaclass may answer for these attributes, with anything.
     name: str = type.__dict__["__qualname__"].__get__(kind)
@@ -67,8 +74,42 @@ def _class_name(kind: type[BaseException]) -> str:
     return name if module in ("builtins", "__main__") or type(module) is not str else f"{module}.{name}"
 
 
-def _trace_of(error: BaseException) -> Any:
-    return BaseException.__dict__["__traceback__"].__get__(error)
+def _story(error: BaseException) -> str:
+    """The traceback of an exception and of those it came from, oldest first, as Python prints them.
+
+    Not by `traceback.format_exception`: that follows chains and groups without end, and these may contain themselves.
+    """
+    told: list[str] = []
+    link, following = error, ""
+    for _ in range(_MAX_CHAIN):
+        frames = traceback.format_tb(_own(link, "__traceback__"), -_MAX_FRAMES)
+        head = "Traceback (most recent call last):\n" if frames else ""
+        told.insert(0, f"{head}{''.join(frames)}{_line(link)}\n{following}")
+        cause, context = _own(link, "__cause__"), _own(link, "__context__")
+        if cause is not None:
+            following, link = "\nThe above exception was the direct cause of the following exception:\n\n", cause
+        elif context is not None and not _own(link, "__suppress_context__"):
+            following, link = "\nDuring handling of the above exception, another exception occurred:\n\n", context
+        else:
+            break
+        told[0] = following + told[0]
+        following = ""
+    return "".join(told)
+
+
+def _line(error: BaseException) -> str:
+    """The last line of a traceback; for a group, its members' too."""
+    name = _class_name(type(error))
+    line = f"{name}: {_words(error)}"
+    if isinstance(error, BaseExceptionGroup):
+        members = BaseExceptionGroup.__dict__["exceptions"].__get__(error)[:_MAX_CHAIN]
+        line += "".join(f"\n  + {_class_name(type(member))}: {_words(member)}" for member in members)
+    return _cut(line, _MAX_SUMMARY)
+
+
+def _own(error: BaseException, name: str) -> Any:
+    # Through BaseException itself: a class may define these names anew, as anything.
+    return BaseException.__dict__[name].__get__(error)
 
 
 def _noted(error: BaseException, note: str) -> BaseException:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.errors import FleetError
 from envfleet.slot import PHASES
 from envfleet.supervise.machine import usable_cpus
 
@@ -49,8 +50,15 @@ class Segment:
     def create(cls, size_bytes: int) -> Segment:
         """New memory, all zeros."""
         fd = anonymous_file("envfleet")
-        os.ftruncate(fd, size_bytes)
-        return cls(fd, size_bytes)
+        try:
+            os.ftruncate(fd, size_bytes)
+            return cls(fd, size_bytes)
+        except OSError as error:
+            os.close(fd)
+            raise FleetError(
+                f"cannot get {size_bytes:,} bytes of shared memory ({error.strerror}): raise the limit (`ulimit -f`, the "
+                "container's memory), use fewer slots, or backend='pipe'"
+            ) from error
 
     def close(self) -> None:
         """Give back the descriptor. The mapping lives until the last array over it is gone, as it must."""

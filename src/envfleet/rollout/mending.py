@@ -122,7 +122,7 @@ def _replaced(damaged: Path, place: Path, found: Found) -> bool:
 
 
 def _warn(path: Path, aside: Path, problems: list[str], saved: int | None) -> None:
-    told = "" if saved is None else f"; {saved} episodes of it were saved, others are not in the dataset any more"
+    told = "" if saved is None else f"; {saved} episodes of it were saved"
     warnings.warn(
         f"{path} is damaged ({'; '.join(problems)}): kept as {aside.name}{told}", DamagedWarning, stacklevel=6
     )

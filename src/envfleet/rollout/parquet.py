@@ -156,17 +156,16 @@ class DatasetWriter:
         batch = codec.encode(rollout)
         self._write_run()
         path = self.directory / f"_early-{rollout.episode}{RECORDS}"
-        tail = Tail(path, codec.schema, self._fsync)
         try:
+            tail = Tail(path, codec.schema, self._fsync)
             tail.append(batch)
-        except BaseException:
-            with suppress(OSError):
-                path.unlink()
-            raise
-        finally:
             tail.close()
-        self._early[path] = rollout
-        self.ids.add(rollout.episode)
+            self._early[path] = rollout
+            self.ids.add(rollout.episode)
+        except BaseException:
+            self._early.pop(path, None)
+            path.unlink(missing_ok=True)
+            raise
 
     def _take_early(self, codec: Codec) -> None:
         """The columns are known now: write what waited for them."""

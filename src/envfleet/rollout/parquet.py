@@ -188,10 +188,12 @@ class DatasetWriter:
         self._close(begun_well=True)
 
     def _close(self, begun_well: bool) -> None:
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
         try:
+            if self._closed:
+                return
+            self._closed = True
             if self._codec is not None:
                 self._take_early(self._codec)
             sink, self._sink = self._sink, None

@@ -153,11 +153,11 @@ def _warnings_in_a_line() -> Iterator[None]:
         else:
             shown(message, category, *where, **more)
 
-    warnings.showwarning = show
-    try:
+    with warnings.catch_warnings():
+        for category in (DamagedWarning, UncheckedWarning):
+            warnings.simplefilter("always", category)
+        warnings.showwarning = show
         yield
-    finally:
-        warnings.showwarning = shown
 
 
 def _handle_ctrl_c() -> Any:

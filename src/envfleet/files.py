@@ -29,7 +29,9 @@ class WriteFailed(FleetError, OSError):
     """
 
     def __init__(self, path: Path, error: OSError, safe: str) -> None:
-        super().__init__(f"{path} cannot be written ({error.strerror or error}); {safe}")
+        # Some libraries (HDF5) put pages into the text; the system's own words for the number are one line.
+        why = os.strerror(error.errno) if error.errno else (str(error).splitlines() or ["no reason given"])[0]
+        super().__init__(f"{path} cannot be written ({why}); {safe}")
         self.path = path
         self.errno = error.errno
         self.safe = safe

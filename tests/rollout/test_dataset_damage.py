@@ -195,6 +195,36 @@ def test_the_commands_name_a_damaged_file_in_one_line(tmp_path, capsys):
     assert "kept as damaged" in capsys.readouterr().out
 
 
+def test_a_minari_dataset_of_ours_is_checked_too(tmp_path, capsys):
+    pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    words = [
+        "collect",
+        "CartPole-v1",
+        "--out",
+        str(tmp_path),
+        "--episodes",
+        "4",
+        "--num-envs",
+        "2",
+        "--backend",
+        "serial",
+    ]
+    half = tmp_path / "_minari" / "CartPole" / "data"  # what a kill in the middle of converting leaves
+    half.mkdir(parents=True)
+    (half / "main_data.hdf5").write_bytes(b"half")
+    assert main([*words, "--format", "minari"]) == 0
+    right = Rollouts.load(tmp_path).digest()
+    for path in (tmp_path / "CartPole" / "random-v0" / "data").iterdir():
+        whole = path.read_bytes()
+        for data in damages(whole, {"flips": 20, "cuts": 5}):
+            path.write_bytes(data)
+            with pytest.raises(DatasetDamaged, match=path.name):
+                Rollouts.load(tmp_path)
+        path.write_bytes(whole)
+    assert Rollouts.load(tmp_path).digest() == right
+
+
 # -- datasets from before there were checksums -----------------------------------------------------------------------------
 
 

@@ -208,3 +208,15 @@ def test_a_collect_that_fails_at_the_start_leaves_the_folder_usable(tmp_path, ca
         assert collect(out, "--seed", "7") == 3
     assert collect(out, "--seed", "1") == 0  # another command than any before
     assert len(Rollouts.load(out)) == 30
+
+
+def test_converting_on_a_full_disk_keeps_the_episodes(tmp_path, capsys):
+    pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    assert collect(tmp_path / "whole", "--format", "minari") == 0
+    (file,) = tmp_path.rglob("main_data.hdf5")
+    with file_limit(file.stat().st_size - 1000):  # enough for the tail, not for this
+        assert collect(tmp_path / "m", "--format", "minari") == 3
+    assert "all episodes are safe in" in capsys.readouterr().err
+    assert collect(tmp_path / "m", "--format", "minari") == 0
+    assert Rollouts.load(tmp_path / "m").digest() == Rollouts.load(tmp_path / "whole").digest()

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from train_helpers import config, file_limit
+from train_helpers import Poisoned, config, file_limit
 
 from envfleet.cli.main import main
 from envfleet.files import DamagedWarning, WriteFailed
 from envfleet.train import PPOTrainer, load_agent
 from envfleet.train.checkpoint import Checkpoints, _plain, read
-from envfleet.train.errors import CheckpointDamaged, CheckpointError, RunBusy
+from envfleet.train.errors import CheckpointDamaged, CheckpointError, RunBusy, TrainingStopped
 from envfleet.train.loggers import TableLogger, read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -286,6 +286,15 @@ def test_a_new_run_on_a_full_disk_can_be_begun_again(tmp_path, capsys):
 
 
 def test_a_nan_on_a_full_disk_is_still_told(tmp_path):
+    with PPOTrainer(config(env=Poisoned, out=str(tmp_path))) as trainer:
+        trainer.train_episode_vectorized()
+        with file_limit(0), pytest.raises(TrainingStopped, match="not finite") as stopped:
+            trainer.train_episode_vectorized()
+        assert stopped.value.checkpoint is None
+        assert any("no checkpoint was written yet" in note for note in stopped.value.__notes__)
+
+
+def test_saving_works_again_once_there_is_room(tmp_path):
     with PPOTrainer(config(out=str(tmp_path), checkpoint_every=0)) as trainer:
         trainer.train_episode_vectorized()
         last = trainer.save()

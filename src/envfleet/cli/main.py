@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import importlib.util
 import os
@@ -38,6 +39,8 @@ COMMANDS = {
     "tune": ("envfleet.cli.tune", "find the best backend and worker count for an environment"),
     "bench": ("envfleet.cli.bench", "measure throughput here"),
 }
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: After Ctrl-C everything has this long to close; then the process ends, and the keeper ends what it left.
 _INTERRUPT_GRACE_S = 2.0
@@ -79,15 +82,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _say(_one_line(error))
         return 3 if isinstance(error, WriteFailed) else 2
-    except BrokenPipeError:
-        # The reader of our output went away (`envfleet … | head`): nothing is left to tell it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            return _reader_gone()
+        if show_traceback or error.errno not in _NO_ROOM:
+            raise
+        _say(f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then try again")
+        return 3
     except SystemExit as done:  # argparse has printed its message
         return done.code if isinstance(done.code, int) else 0
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
+
+
+def _reader_gone() -> int:
+    # The reader of our output went away (`envfleet … | head`): nothing is left to tell it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _run(words: list[str]) -> int:
@@ -154,8 +166,7 @@ def _warnings_in_a_line() -> Iterator[None]:
             shown(message, category, *where, **more)
 
     with warnings.catch_warnings():
-        for category in (DamagedWarning, UncheckedWarning):
-            warnings.simplefilter("always", category)
+        warnings.simplefilter("always", DamagedWarning)
         warnings.showwarning = show
         yield
 

@@ -77,13 +77,13 @@ def read_batches(path: Path) -> Iterator[tuple[Codec, Any]]:
         with open(path, "rb") as file:
             shard = Shard(file, path)
             if not shard.sealed:
-                _warn_unchecked(path)
+                _warn_unchecked(path.parent)
             codec = Codec.from_schema(shard.schema)
             for batch in shard.batches():
                 yield codec, batch
         return
     if path.suffix == OLD_TAIL:
-        _warn_unchecked(path)
+        _warn_unchecked(path.parent)
     found = read_old_tail(path)[0] if path.suffix == OLD_TAIL else read_tail(path)
     codec_of_tail = None
     for batch in found:
@@ -116,10 +116,10 @@ def read_old_tail(path: Path) -> tuple[list[Any], bool]:
     return batches, True
 
 
-def _warn_unchecked(path: Path) -> None:
-    warnings.warn(
-        f"{path} was written before datasets had checksums: it is read, but damage to it would not be noticed "
-        "(rewrite it with Rollouts.load(…).save(…))",
+def _warn_unchecked(directory: Path) -> None:
+    warnings.warn(  # the same text for every file: shown once
+        f"{directory} has files that were written before datasets had checksums: they are read, but damage to them would "
+        "not be noticed (Rollouts.load(…).save(…) writes them anew)",
         UncheckedWarning,
         stacklevel=2,
     )

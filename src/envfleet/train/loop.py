@@ -337,16 +337,19 @@ class PPOTrainer:
             cause = cause.__cause__
         if cause is None and not isinstance(error, FleetError):
             return error
-        saved = None
+        explained: Exception = error
+        saved, note = None, None
         try:
             saved = self.save(running=False) if self.folder and self.counters.update else None
         except WriteFailed as failed:
-            error.add_note(str(failed))
-        if cause is None:
-            if saved is not None:
-                error.add_note(f"what was learned before is saved in {saved}: --resume goes on from there")
-            return error
-        return TrainingStopped(str(cause), saved)
+            note = str(failed)
+        if cause is not None:
+            explained = TrainingStopped(str(cause), saved)
+        elif saved is not None:
+            note = f"what was learned before is saved in {saved}: --resume goes on from there"
+        if note is not None:
+            explained.add_note(note)
+        return explained
 
     def _finish(self) -> TrainResult:
         counters = self.counters

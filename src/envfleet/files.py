@@ -124,8 +124,8 @@ def keep_aside(path: Path) -> Path:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "a.bin"
         >>> _ = path.write_bytes(b"damaged")
-        >>> keep_aside(path).name, keep_aside(path).name
-        ('_a.bin.damaged-1', '_a.bin.damaged-2')
+        >>> keep_aside(path).name
+        '_a.bin.damaged-1'
     """
     stem = path.name if path.name.startswith("_") else f"_{path.name}"
     for number in itertools.count(1):
@@ -133,6 +133,8 @@ def keep_aside(path: Path) -> Path:
         try:
             os.link(path, aside)  # no second copy of the data
         except FileExistsError:
+            if os.path.samefile(path, aside):  # kept already, by one who could not go on from there
+                return aside
             continue
         except OSError:  # a file system without hard links
             if aside.exists():
@@ -188,19 +190,23 @@ class AppendFile:
         self.path = path
         self._file = open(path, "r+b" if path.exists() else "w+b", buffering=0)  # noqa: SIM115 - open for long
         self._good = os.fstat(self._file.fileno()).st_size
+        self._unsettled = False
 
     def append(self, line: str) -> None:
         """Write at the last good byte; an error leaves the file as it was."""
         data = line.encode()
         descriptor = self._file.fileno()
+        if self._unsettled:
+            os.ftruncate(descriptor, self._good)
+        self._unsettled = True
         try:
             write_all(descriptor, data, self._good)
+            self._good += len(data)
         except BaseException:
-            # If this fails too the next line is written over the half one, from the last good byte on.
-            with suppress(OSError):
+            with suppress(OSError):  # then the next call does it, or fails
                 os.ftruncate(descriptor, self._good)
             raise
-        self._good += len(data)
+        self._unsettled = False
 
     def close(self) -> None:
         """Close the file."""

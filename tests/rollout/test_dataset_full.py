@@ -14,7 +14,9 @@ from dataset_helpers import episode, everything, file_limit, killed, numbers_on_
 
 from envfleet.cli.main import main
 from envfleet.rollout import DatasetWriter, Rollout, Rollouts, iter_rollouts
-from envfleet.rollout.errors import DatasetError, DatasetFull
+from envfleet.rollout.codec import Codec
+from envfleet.rollout.errors import DatasetDamaged, DatasetError, DatasetFull
+from envfleet.rollout.parquet import read_run
 
 pytest.importorskip("pyarrow")
 HERE = Path(__file__).parent
@@ -41,7 +43,6 @@ def test_the_limit_at_a_hundred_different_bytes(tmp_path):
         failures += len(failed)
         for number in failed:  # there is room again
             writer.add(episode(number))
-        assert sorted(numbers_on_disk(place)) == list(range(8))
         writer.close()
         assert sorted(numbers_on_disk(place)) == list(range(8)) and not list(place.glob("_tail-*"))
         shutil.rmtree(place)
@@ -105,6 +106,24 @@ def test_episodes_without_a_step_are_on_disk_too(tmp_path):
     loaded = {rollout.episode: rollout for rollout in Rollouts.load(tmp_path)}
     assert loaded[0].failed and everything(loaded[2]) == everything(episode(2))
     assert not list(tmp_path.glob("_early-*"))
+
+
+def test_a_folder_without_an_episode_binds_nobody(tmp_path):
+    writer = DatasetWriter(tmp_path, run={"seed": 1})
+    writer._open_sink(Codec.of(episode(0)))  # killed right before its first episode
+    writer._lock.close()
+    with DatasetWriter(tmp_path, run={"seed": 2}) as writer:
+        writer.add(episode(0))
+    assert read_run(tmp_path) == {"seed": 2} and numbers_on_disk(tmp_path) == [0]
+
+
+def test_a_removed_tail_is_told(tmp_path):
+    writer = DatasetWriter(tmp_path / "data")
+    writer.add(episode(0))
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(DatasetDamaged, match="it was removed"):
+        writer.add(episode(1))
+    writer._lock.close()
 
 
 def test_a_large_episode_is_written_in_parts(tmp_path, monkeypatch):

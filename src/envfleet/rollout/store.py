@@ -94,7 +94,11 @@ def read_batches(path: Path) -> Iterator[tuple[Codec, Any]]:
 def read_rollouts(path: Path) -> Iterator[Rollout]:
     """Yield the episodes of one file."""
     for codec, batch in read_batches(path):
-        yield from codec.decode(batch)
+        try:
+            rollouts = codec.decode(batch)
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:  # only without checksums
+            raise DatasetDamaged(path, f"what it holds is no episode ({error})") from error
+        yield from rollouts
 
 
 def read_old_tail(path: Path) -> tuple[list[Any], bool]:

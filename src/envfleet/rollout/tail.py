@@ -68,6 +68,8 @@ class Tail:
     def append(self, batch: Any) -> None:
         """Write and commit one record. After an error of any kind the file is as it was before."""
         self.settle()
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise DatasetDamaged(self.path, "it was removed while it was written")
         data = _frame(_RECORD_MARK, batch.serialize(), self.good)
         self._unsettled = True
         try:

@@ -17,6 +17,8 @@ from typing import Any
 
 from envfleet.errors import FleetError
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
 
 class WriteFailed(FleetError, OSError):
     """A file could not be written (disk full, quota, a failing disk); `errno` is the system's number.
@@ -52,7 +54,11 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int
     """Write everything at an offset; `os.pwrite` may write less than asked (full disk, limits, more than 2 GiB)."""
     left = memoryview(data).cast("B")
     while left:
-        done = os.pwrite(descriptor, left, offset)
+        if hasattr(os, "pwrite"):
+            done = os.pwrite(descriptor, left, offset)
+        else:  # Windows
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            done = os.write(descriptor, left)
         if done == 0:
             raise OSError(5, "the system wrote nothing and gave no reason")
         left, offset = left[done:], offset + done
@@ -72,7 +78,7 @@ def write_durably(path: Path, data: bytes | bytearray | memoryview, fsync: bool 
     """
     making = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        descriptor = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        descriptor = os.open(making, _NEW_FILE, 0o666)
         try:
             write_all(descriptor, data, 0)
             if fsync:
@@ -90,6 +96,8 @@ def write_durably(path: Path, data: bytes | bytearray | memoryview, fsync: bool 
 
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

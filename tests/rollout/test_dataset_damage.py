@@ -162,6 +162,10 @@ def test_a_damaged_description_is_kept_and_told(tmp_path):
     assert read_run(tmp_path) == RUN and writer.ids == set(range(COUNT))
     with pytest.raises(DatasetError, match="seed: 3 then, 4 now"):
         DatasetWriter(tmp_path, run={**RUN, "seed": 4}, resume=True)
+    path.unlink()
+    writer, (told,) = resumed(tmp_path, run=RUN)
+    writer.close()
+    assert "_run.json is missing" in told and read_run(tmp_path) == RUN
 
 
 def test_the_commands_name_a_damaged_file_in_one_line(tmp_path, capsys):

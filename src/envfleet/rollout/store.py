@@ -176,17 +176,8 @@ def check_run(directory: Path, run: dict[str, Any] | None, resume: bool) -> dict
         return None
     if not resume:
         raise DatasetError(f"{directory} already holds a dataset: give another directory, or resume=True")
-    path = directory / RUN_FILE
-    try:
-        before = read_run(directory)
-    except DatasetDamaged as damaged:
-        aside = keep_aside(path)
-        warnings.warn(
-            f"{path} is damaged ({damaged.problem}): kept as {aside.name}. Whether the episodes there are of the same "
-            "collection could not be checked",
-            DamagedWarning,
-            stacklevel=4,
-        )
+    before = _run_before(directory)
+    if before is None:
         write_run(directory, run or {})
         return run or {}
     if run is not None and before != run:
@@ -194,3 +185,20 @@ def check_run(directory: Path, run: dict[str, Any] | None, resume: bool) -> dict
         told = ", ".join(f"{key}: {before.get(key)!r} then, {run.get(key)!r} now" for key in differing)
         raise DatasetError(f"{directory} holds another collection ({told}): resume needs the same command")
     return before
+
+
+def _run_before(directory: Path) -> dict[str, Any] | None:
+    """What was collected; None, with a warning, when that is not known any more. The file is kept."""
+    path = directory / RUN_FILE
+    try:
+        if path.exists():
+            return read_run(directory)
+        told = "is missing"
+    except DatasetDamaged as damaged:
+        told = f"is damaged ({damaged.problem}): kept as {keep_aside(path).name}"
+    warnings.warn(
+        f"{path} {told}. Whether the episodes there are of the same collection could not be checked",
+        DamagedWarning,
+        stacklevel=5,
+    )
+    return None

@@ -94,7 +94,8 @@ class Tail:
         if not self._unsettled:
             return
         descriptor = self._file.fileno()
-        found = _last_commit(os.pread(descriptor, _BEGIN, 0))
+        self._file.seek(0)
+        found = _last_commit(self._file.read(_BEGIN))
         if found is None:  # can only be if somebody else wrote to the file
             raise DatasetDamaged(self.path, "what it says is committed cannot be read any more")
         self._commits, self.good = found

@@ -104,6 +104,8 @@ def test_resume_deletes_nothing_it_cannot_read(tmp_path, kind):
         shutil.rmtree(place)
     if kind == "tail":  # one changed bit costs one episode at most
         assert min(saved) >= COUNT - 1
+    if kind == "shard":  # a row group at most: here they are one, so all or none
+        assert set(saved) == {0, COUNT}
 
 
 def test_what_lies_behind_a_damaged_record_is_saved(tmp_path):
@@ -138,6 +140,20 @@ def test_row_groups_of_a_damaged_shard_are_saved(tmp_path):
     writer.close()
     assert writer.ids == set(range(1024, 1100)) and "1024 episodes (row group 0) are damaged" in told
     assert numbers_on_disk(tmp_path, 2) == list(range(1024, 1100))
+
+
+def test_a_damaged_footer_costs_nothing(tmp_path):
+    shard = dataset(tmp_path, "shard")
+    whole = shard.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little") + 8
+    for back in (1, 6, footer // 2, footer - 5):
+        data = bytearray(whole)
+        data[-back] ^= 1
+        shard.write_bytes(data)
+        writer, (told,) = resumed(tmp_path)
+        writer.close()
+        assert f"{COUNT} episodes of it were saved" in told and numbers_on_disk(tmp_path) == list(range(COUNT))
+        assert pa.parquet.read_table(shard).num_rows == COUNT
 
 
 def test_a_damaged_shard_is_made_again_from_its_tail(tmp_path):

@@ -3,7 +3,8 @@
 Parquet's own page checksums cover neither page headers nor the footer, so a changed bit there can change values
 without a word. The footer may hold free text, and there goes the seal: the SHA-256 of the whole file, of the footer,
 and a CRC-32 of every row group, all computed with the seal's own digits as zeros. Any Parquet reader ignores it. It travels
-with the file, and one rename puts both in place.
+with the file, and one rename puts both in place. A spare copy of the footer lies before it, where no reader looks: without a
+footer nothing of a Parquet file can be read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _PREFIX = b"envfleet-seal-1:"
 _SHA = 64  # hexadecimal digits
 _CRC = 8
 _END = b"PAR1"
+_SPARE = b"\xf5efspare\xfa"
 
 
 def sealed_shard(batches: list[Any]) -> bytearray:
@@ -44,6 +46,11 @@ def sealed_shard(batches: list[Any]) -> bytearray:
     metadata = pa.parquet.ParquetFile(pa.BufferReader(data)).metadata
     at, inner = _seal_of(io.BytesIO(data), len(data), metadata)
     data[at + _SHA : at + _SHA + len(inner)] = inner
+    ends = _ends(io.BytesIO(data), len(data))
+    assert ends is not None
+    spare = _SPARE + len(ends.data).to_bytes(8, "little") + hashlib.sha256(ends.data).digest() + ends.data
+    data[ends.begin : ends.begin] = spare
+    at += len(spare)
     data[at : at + _SHA] = _whole_digest(io.BytesIO(data), len(data), at)
     return data
 
@@ -103,25 +110,40 @@ def check_seal(file: BinaryIO, path: Path) -> bool:
 
 
 def salvage_shard(path: Path) -> Found:
-    """The row groups of a damaged shard that are what was written; none unless its footer is."""
+    """The row groups of a damaged shard that are what was written; none when its footer and the copy of it are not."""
     found = Found()
-    with open(path, "rb") as file:
-        ends = _ends(file, os.fstat(file.fileno()).st_size)
-        if ends is None or ends.place < 0 or ends.part(_CRC + _SHA, _SHA) != ends.footer_digest():
+    data = path.read_bytes()
+    ends = _ends(io.BytesIO(data), len(data))
+    if ends is None or ends.place < 0 or ends.part(_CRC + _SHA, _SHA) != ends.footer_digest():
+        ends = _spare_ends(data)
+        if ends is None:
             found.problems.append("its footer is damaged, so no episode can be read")
             return found
-        file.seek(0)
-        parquet = _opened(file, path)
-        for group in range(parquet.metadata.num_row_groups):
-            crc = ends.part(_CRC + 2 * _SHA + _CRC * group, _CRC)
-            if crc == _crc(file, *_span(parquet.metadata, group)):
-                found.batches += parquet.read_row_group(group).to_batches()
-            else:
-                rows = parquet.metadata.row_group(group).num_rows
-                found.problems.append(f"{rows} episodes (row group {group}) are damaged")
+        found.problems.append("its footer is damaged")
+        data = data[: ends.begin] + ends.data
+    parquet = _opened(io.BytesIO(data), path)
+    for group in range(parquet.metadata.num_row_groups):
+        crc = ends.part(_CRC + 2 * _SHA + _CRC * group, _CRC)
+        if crc == _crc(io.BytesIO(data), *_span(parquet.metadata, group)):
+            found.batches += parquet.read_row_group(group).to_batches()
+        else:
+            rows = parquet.metadata.row_group(group).num_rows
+            found.problems.append(f"{rows} episodes (row group {group}) are damaged")
     if not found.problems:  # all groups are whole: the change is where nothing is stored
         found.problems.append("bytes that hold no episode are damaged")
     return found
+
+
+def _spare_ends(data: bytes) -> _Ends | None:
+    """The spare copy of the footer, if that is whole."""
+    at = data.rfind(_SPARE)
+    begin = at + len(_SPARE) + 40
+    size = int.from_bytes(data[begin - 40 : begin - 32], "little")
+    copy = data[begin : begin + size]
+    if at < 0 or hashlib.sha256(copy).digest() != data[begin - 32 : begin]:
+        return None
+    place = copy.rfind(_PREFIX)
+    return _Ends(at, copy, place + len(_PREFIX), True) if place >= 0 else None
 
 
 def _opened(file: BinaryIO, path: Path) -> Any:

@@ -56,8 +56,8 @@ class Tail:
         self.path = path
         self._fsync = fsync
         payload = schema.serialize().to_pybytes()
-        first = _frame(_SCHEMA_MARK, payload, _BEGIN)
-        frames = first + _frame(_SCHEMA_MARK, payload, _BEGIN + len(first))
+        first = _frame_head(_SCHEMA_MARK, payload, _BEGIN) + payload
+        frames = first + _frame_head(_SCHEMA_MARK, payload, _BEGIN + len(first)) + payload
         self.good = _BEGIN + len(frames)
         self._commits = 1
         commits = _commit(0, self.good) + _commit(1, self.good)
@@ -70,18 +70,21 @@ class Tail:
         self.settle()
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise DatasetDamaged(self.path, "it was removed while it was written")
-        data = _frame(_RECORD_MARK, batch.serialize(), self.good)
+        payload = memoryview(batch.serialize())
+        head = _frame_head(_RECORD_MARK, payload, self.good)
+        begin, end = self.good + len(head), self.good + len(head) + len(payload)
         self._unsettled = True
         try:
-            write_all(self._file.fileno(), data, self.good)
+            write_all(self._file.fileno(), head, self.good)
+            write_all(self._file.fileno(), payload, begin)
             if self._fsync:
                 os.fsync(self._file.fileno())
-            self._commit(self.good + len(data))
+            self._commit(end)
         except BaseException:
             with suppress(OSError):  # then the next call settles it, or says that it cannot
                 self.settle()
             raise
-        self.good += len(data)
+        self.good = end
         self._unsettled = False
 
     def _commit(self, good: int) -> None:
@@ -184,10 +187,9 @@ def _next_frame(file: BinaryIO, data: bytes, after: int) -> int | None:
     return None
 
 
-def _frame(mark: bytes, payload: Any, offset: int) -> bytes:
-    view = memoryview(payload)
-    head = _FRAME.pack(mark, len(view), zlib.crc32(view), 0)[:-4]
-    return b"".join([head, _CRC.pack(zlib.crc32(head, offset & 0xFFFFFFFF)), view])
+def _frame_head(mark: bytes, payload: bytes | memoryview, offset: int) -> bytes:
+    head = _FRAME.pack(mark, len(payload), zlib.crc32(payload), 0)[:-4]
+    return head + _CRC.pack(zlib.crc32(head, offset & 0xFFFFFFFF))
 
 
 def _read_frame(file: BinaryIO, offset: int, mark: bytes) -> Any:

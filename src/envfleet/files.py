@@ -6,6 +6,7 @@ be read is never deleted: it is kept under another name (`keep_aside`) and named
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.errors import FleetError
+
+#: What the system says when there is no room: the disk, the user's share of it, or a limit on the file.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -60,7 +64,7 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int
             os.lseek(descriptor, offset, os.SEEK_SET)
             done = os.write(descriptor, left)
         if done == 0:
-            raise OSError(5, "the system wrote nothing and gave no reason")
+            raise OSError(errno.EIO, "the system wrote nothing and gave no reason")
         left, offset = left[done:], offset + done
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import errno
 import importlib
 import importlib.util
 import os
@@ -24,7 +23,7 @@ from typing import Any
 
 import envfleet
 from envfleet.errors import FaultError, FleetError
-from envfleet.files import DamagedWarning, UncheckedWarning, WriteFailed
+from envfleet.files import NO_ROOM, DamagedWarning, UncheckedWarning, WriteFailed
 
 #: name -> (module, help line)
 COMMANDS = {
@@ -39,8 +38,6 @@ COMMANDS = {
     "tune": ("envfleet.cli.tune", "find the best backend and worker count for an environment"),
     "bench": ("envfleet.cli.bench", "measure throughput here"),
 }
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: After Ctrl-C everything has this long to close; then the process ends, and the keeper ends what it left.
 _INTERRUPT_GRACE_S = 2.0
@@ -85,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             return _reader_gone()
-        if show_traceback or error.errno not in _NO_ROOM:
+        if show_traceback or error.errno not in NO_ROOM:
             raise
         _say(f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then try again")
         return 3

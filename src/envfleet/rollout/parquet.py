@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from envfleet.errors import FleetClosed
-from envfleet.files import WriteFailed
+from envfleet.files import NO_ROOM, WriteFailed
 from envfleet.locks import FolderBusy, FolderLock
 from envfleet.rollout.codec import Codec, arrow
 from envfleet.rollout.episode import Rollout
@@ -263,4 +263,6 @@ def _locked(directory: Path) -> FolderLock:
     except FolderBusy as busy:
         raise DatasetBusy(busy) from busy
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise DatasetFull(directory, error, "nothing was changed") from error
         raise DatasetError(f"{directory} cannot be made ({error}): give a directory one can write to") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from envfleet.errors import BadArgument
-from envfleet.files import WriteFailed, remove_leftovers, write_durably
+from envfleet.files import NO_ROOM, WriteFailed, remove_leftovers, write_durably
 from envfleet.locks import FolderBusy, FolderLock
 from envfleet.rollout.segment import Segment
 from envfleet.rollout.tree import tree_map
@@ -84,6 +84,8 @@ class RunFolder:
         except FolderBusy as busy:
             raise RunBusy(busy) from busy
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise WriteFailed(self.path, error, self._safe()) from error
             raise BadArgument(
                 f"the run folder {str(self.path)!r} cannot be written: {error.strerror or error}"
             ) from error

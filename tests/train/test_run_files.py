@@ -168,6 +168,27 @@ def test_without_a_whole_checkpoint_there_is_a_clear_error(run, capsys):
     assert len(Checkpoints(run).paths()) == 3  # nothing was deleted
 
 
+def test_checkpoints_that_are_dropped_while_one_reads(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    first = checkpoints.save(1, STATE)
+    real, calls = Checkpoints.paths, []
+
+    def list_then_drop(self):
+        found = real(self)
+        if not calls:
+            checkpoints.save(2, STATE)
+            first.unlink()
+        calls.append(found)
+        return found
+
+    reader = Checkpoints(tmp_path)
+    monkeypatch.setattr(reader, "paths", lambda: list_then_drop(reader))
+    assert comparable(reader.load_latest()) == comparable(STATE) and len(calls) == 2
+    (tmp_path / "checkpoints" / "update_000000003.pt").symlink_to("nowhere")
+    with pytest.warns(DamagedWarning, match="cannot be opened; update_000000002.pt is used instead"):
+        Checkpoints(tmp_path).load_latest()
+
+
 def test_a_damaged_best_one_is_an_error_that_names_it(run, capsys):
     best = Checkpoints(run).best
     spoil(best)

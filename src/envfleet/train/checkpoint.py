@@ -95,12 +95,17 @@ class Checkpoints:
         over them: for the one who holds the folder.
         """
         problems: list[CheckpointDamaged] = []
+        missed: set[Path] = set()
         paths = self.paths()
         while paths:
             try:
                 state = read(paths[-1])
-            except CheckpointMissing:  # a trainer beside us dropped it, and has written a newer one
-                paths = self.paths()
+            except CheckpointMissing:
+                if paths[-1] in missed:  # a link that leads nowhere
+                    problems.append(CheckpointDamaged(paths.pop(), "it is listed, but cannot be opened"))
+                    continue
+                missed.add(paths[-1])  # a trainer beside us dropped it, and has written a newer one
+                problems, paths = [], self.paths()
                 continue
             except CheckpointDamaged as damaged:
                 problems.append(damaged)

@@ -119,16 +119,19 @@ def test_signals_at_random_moments(tmp_path, count):
     rng = random.Random(5)
     before = signal.signal(signal.SIGALRM, handler)
     writer, number, interrupts = DatasetWriter(tmp_path, shard_episodes=40), 0, 0
+    window = 1e-3  # follows the machine: as many calls are interrupted as are not
     try:
         deadline = time.monotonic() + 120
         while interrupts < count and time.monotonic() < deadline:
             one = episode(number, 30)
             try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 1.2e-3))
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, window))
                 writer.add(one)
                 signal.setitimer(signal.ITIMER_REAL, 0)
+                window = max(window / 1.1, 1e-4)
             except Interrupt:
                 interrupts += 1
+                window *= 1.1
                 if interrupts % (count // 10) == 0 and writer.ids:
                     assert {rollout.episode for rollout in iter_rollouts(tmp_path)} == writer.ids
             number += one.episode in writer.ids

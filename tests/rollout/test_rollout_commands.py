@@ -99,7 +99,7 @@ def test_a_killed_collection_loads_and_the_same_command_completes_it(tmp_path):
     words = [sys.executable, "-m", "envfleet", "collect", "CartPole-v1", "--out", str(tmp_path / "a"), "--episodes", "150",
              "--num-envs", "4", "--backend", "shm", "--workers", "2", "--mode", "async"]  # fmt: skip
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    tail = tmp_path / "a" / "_tail-00000.arrows"
+    tail = tmp_path / "a" / "_tail-00000.records"
     while not (tail.exists() and tail.stat().st_size > 40_000):
         try:
             process.wait(timeout=0.02)

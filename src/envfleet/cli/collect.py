@@ -52,6 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Collect what is missing; 1 when some episodes failed for good."""
+    from envfleet.rollout.errors import DatasetFull
     from envfleet.rollout.parquet import DatasetWriter
 
     if args.episodes < 1 or args.num_envs < 1:
@@ -81,7 +82,11 @@ def run(args: argparse.Namespace) -> int:
         spaces = _collect(args, writer)
         missing = args.episodes - sum(number < args.episodes for number in writer.ids)
     if args.format == "minari" and not missing:
-        _to_minari(args, place, spaces)
+        try:
+            _to_minari(args, place, spaces)
+        except OSError as error:
+            safe = f"all episodes are safe in {place}: the same command converts them"
+            raise DatasetFull(args.out, error, safe) from error
     where = f"{args.episodes - missing} episodes in {args.out}"
     print(f"{where}; {missing} failed: the same command tries them again" if missing else where)
     return 1 if missing else 0

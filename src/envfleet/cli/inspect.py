@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     for name, shape in shapes.items():
         print(f"  {name}: {shape}")
     print(stats)
+    for kept in sorted(args.directory.glob("_*.damaged-*")):
+        print(f"kept as damaged: {kept}")
     if plot is not None:
         print(f"picture: {plot}")
     return 0

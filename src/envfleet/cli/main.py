@@ -7,6 +7,7 @@ whose module is not installed is not listed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -15,12 +16,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
 import envfleet
 from envfleet.errors import FaultError, FleetError
+from envfleet.files import NO_ROOM, DamagedWarning, UncheckedWarning, WriteFailed
 
 #: name -> (module, help line)
 COMMANDS = {
@@ -51,7 +54,9 @@ def available() -> dict[str, tuple[str, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 fine, 1 a check failed, 2 misuse or a failed environment, 130 Ctrl-C.
+    """Run a command; returns the exit code.
+
+    0 fine, 1 a check failed, 2 misuse or a failed environment, 3 a file could not be written (disk full), 130 Ctrl-C.
 
     Example:
         >>> main(["--version"])
@@ -63,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--traceback"]
     before = _handle_ctrl_c()
     try:
-        return _run(words)
+        with _warnings_in_a_line():
+            return _run(words)
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
@@ -72,16 +78,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         else:
             _say(_one_line(error))
-        return 2
-    except BrokenPipeError:
-        # The reader of our output went away (`envfleet … | head`): nothing is left to tell it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 3 if isinstance(error, WriteFailed) else 2
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            return _reader_gone()
+        if show_traceback or error.errno not in NO_ROOM:
+            raise
+        _say(f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then try again")
+        return 3
     except SystemExit as done:  # argparse has printed its message
         return done.code if isinstance(done.code, int) else 0
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
+
+
+def _reader_gone() -> int:
+    # The reader of our output went away (`envfleet … | head`): nothing is left to tell it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _run(words: list[str]) -> int:
@@ -134,6 +149,23 @@ def _one_line(error: FleetError) -> str:
 
 def _say(line: str) -> None:
     print(f"envfleet: {line}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """What we warn about files is one line, without the place in our source."""
+    shown = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, (DamagedWarning, UncheckedWarning)):
+            _say(f"warning: {message}")
+        else:
+            shown(message, category, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DamagedWarning)
+        warnings.showwarning = show
+        yield
 
 
 def _handle_ctrl_c() -> Any:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from envfleet.errors import BadArgument, FleetError
+from envfleet.files import WriteFailed
 
 _EXIT_STOPPED = 130
+EXIT_NOT_WRITTEN = 3
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -105,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
             result = trainer.train()
     except FleetError as error:
         print("\n".join([f"envfleet train: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        if isinstance(error, WriteFailed):
+            return EXIT_NOT_WRITTEN
         return 2 if isinstance(error, BadArgument) else 1
     if not args.quiet:
         _print_result(result)

@@ -78,8 +78,11 @@ class Codec:
     @classmethod
     def from_schema(cls, schema: Any) -> Codec:
         """Read the columns back from a file's metadata."""
-        about = json.loads((schema.metadata or {}).get(b"envfleet", b"null"))
-        if not about or about.get("version") != VERSION:
+        try:
+            about = json.loads((schema.metadata or {}).get(b"envfleet", b"null"))
+        except ValueError:
+            about = None
+        if not isinstance(about, dict) or about.get("version") != VERSION:
             raise DatasetError("this is no envfleet dataset, or one of a version this release cannot read")
         leaves = {name: Leaf(dtype, tuple(shape)) for name, (dtype, shape) in about["leaves"].items()}
         return cls(leaves, about["structure"])

@@ -9,14 +9,20 @@
         │   └── ClientFailed      the environment client raised, or answered with what is no result
         ├── RolloutsFailed        some of several episodes failed; `.failed` lists them
         └── DatasetError          a dataset directory that cannot be read or continued as asked
+            ├── DatasetDamaged    a file is not what was written: `.path`, `.problem`
+            ├── DatasetBusy       another process is writing: `.owner`
+            └── DatasetFull       (WriteFailed, OSError) the disk does not take any more; what is safe
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import FleetError
+from envfleet.files import WriteFailed
+from envfleet.locks import FolderBusy
 
 if TYPE_CHECKING:
     from envfleet.rollout.episode import Rollout
@@ -85,6 +91,39 @@ class RolloutsFailed(RolloutError):
 
 class DatasetError(RolloutError):
     """A dataset directory cannot be read, or cannot be continued as asked."""
+
+
+class DatasetDamaged(DatasetError):
+    """A file of a dataset is not what was written (changed bytes, cut short). Nothing of it was deleted.
+
+    Example:
+        >>> raise DatasetDamaged(Path("data/shard-00000.parquet"), "its digest is another one")
+        Traceback (most recent call last):
+        ...
+        envfleet.rollout.errors.DatasetDamaged: data/shard-00000.parquet is damaged: its digest is another one. ...
+    """
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(
+            f"{path} is damaged: {problem}. Take it from a copy, or continue the dataset (the same `envfleet collect`, "
+            "or DatasetWriter(…, resume=True)): the file is then kept under another name, with what can be read saved"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.problem)
+
+
+class DatasetBusy(DatasetError):
+    """Another process is writing to the directory; `owner` has its `pid`, `host` and `since`."""
+
+    def __init__(self, busy: FolderBusy) -> None:
+        self.owner = busy.owner
+        super().__init__(str(busy))
+
+
+class DatasetFull(WriteFailed, DatasetError):
+    """The disk did not take what was to be written. Episodes whose `add` returned are safe; `add` works again with room."""
 
 
 class LedgerWarning(UserWarning):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -13,10 +14,14 @@ from typing import Any
 import numpy as np
 
 from envfleet.errors import BackendMissing, BadArgument
+from envfleet.files import open_sealed, sealed_json, write_durably
 from envfleet.rollout.episode import Rollout, Rollouts
-from envfleet.rollout.errors import DatasetError, RolloutError
+from envfleet.rollout.errors import DatasetDamaged, DatasetError, RolloutError
 from envfleet.rollout.jsonable import to_jsonable
 from envfleet.rollout.tree import tree_leaves, tree_map
+
+#: Digests of the files of a Minari dataset that we wrote.
+SUMS_FILE = "envfleet-sums.json"
 
 _PATH_LOCK = threading.Lock()
 
@@ -63,6 +68,9 @@ def save_minari(
             jpeg_encoding=False,
             **about,
         )
+        found = find_minari(Path(directory))
+    assert found is not None
+    _write_sums(found)
     return Path(directory)
 
 
@@ -74,6 +82,7 @@ def read_minari(directory: str | Path) -> Iterator[Rollout]:
     found = find_minari(Path(directory))
     if found is None:
         raise DatasetError(f"there is no Minari dataset in {directory}")
+    _check_sums(found)
     storage = MinariStorage.read(found)
     indices = range(storage.total_episodes)
     for data, about in zip(storage.get_episodes(indices), storage.get_episode_metadata(indices)):
@@ -81,10 +90,38 @@ def read_minari(directory: str | Path) -> Iterator[Rollout]:
 
 
 def find_minari(directory: Path) -> Path | None:
-    """The data directory of a Minari dataset at or below a path."""
+    """The data directory of a Minari dataset at or below a path; folders with an underscore hold half-made ones."""
     for path in sorted(directory.rglob("main_data.hdf5")):
-        return path.parent
+        if not any(part.startswith("_") for part in path.relative_to(directory).parts):
+            return path.parent
     return None
+
+
+def _write_sums(folder: Path) -> None:
+    """Minari's files have no checksums of their own: ours lie beside them."""
+    write_durably(folder / SUMS_FILE, sealed_json({"files": _sums(folder)}))
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    sums = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS_FILE):
+        with open(path, "rb") as file:
+            sums[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
+
+
+def _check_sums(folder: Path) -> None:
+    path = folder / SUMS_FILE
+    if not path.exists():
+        return  # written by others, or before there were checksums
+    try:
+        told = open_sealed(path.read_bytes())["files"]
+    except (ValueError, KeyError) as error:
+        raise DatasetDamaged(path, f"it cannot be read ({error})") from error
+    found = _sums(folder)
+    for name, digest in told.items():
+        if found.get(name) != digest:
+            raise DatasetDamaged(folder / name, "its digest is not that of what was written")
 
 
 def _buffer(rollout: Rollout) -> Any:

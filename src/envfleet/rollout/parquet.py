@@ -1,31 +1,39 @@
-"""A dataset directory of Parquet shards that a kill cannot spoil.
+"""A dataset directory of Parquet shards that neither a kill nor a full disk can spoil.
 
-::
-
-    shard-00000.parquet   finished shards, one row an episode; complete or not there at all
-    _tail-00001.arrows the shard being written: an Arrow stream, one message an episode, on disk when add()
-    returns _run.json             what was collected, so that only the same command can continue it
-
-Parquet files are readable only once closed, so finished episodes first go to the tail, which is readable up
-to its last whole message. A full tail is rewritten as a shard under a temporary name and renamed. Readers
-such as pandas skip names that begin with an underscore and see the shards; ours read both.
+Parquet files are readable only once closed, so finished episodes first go to the tail (`tail.py`), where each is checked
+and committed by itself. A full tail is rewritten as a sealed shard (`seal.py`) and then removed. Readers such as pandas skip
+names that begin with an underscore and see the shards; ours read both. `store.py` lists the files.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from envfleet.errors import FleetClosed
+from envfleet.files import NO_ROOM, WriteFailed
+from envfleet.locks import FolderBusy, FolderLock
 from envfleet.rollout.codec import Codec, arrow
 from envfleet.rollout.episode import Rollout
-from envfleet.rollout.errors import DatasetError
-
-RUN_FILE = "_run.json"
-LOCK_FILE = "_writer.lock"
+from envfleet.rollout.errors import DatasetBusy, DatasetDamaged, DatasetError, DatasetFull
+from envfleet.rollout.mending import finish_tail, mend
+from envfleet.rollout.store import (
+    LOCK_FILE,
+    RECORDS,
+    RUN_FILE,
+    check_run,
+    data_files,
+    next_number,
+    number_of,
+    read_rollouts,
+    tails,
+    write_run,
+)
+from envfleet.rollout.store import read_run as read_run
+from envfleet.rollout.tail import Tail
 
 
 class DatasetWriter:
@@ -34,7 +42,8 @@ class DatasetWriter:
     Args:
         directory: made when missing.
         run: what is being collected (environment, seed, policy …); continuing with another is refused.
-        resume: continue a directory that holds episodes; `ids` lists them.
+        resume: continue a directory that holds episodes; `ids` lists them. Every file is read and checked first. One that
+            is damaged is kept under another name, what can be read of it is saved, and a `DamagedWarning` tells.
         shard_bytes, shard_episodes: a shard is closed when it has either.
         fsync: also wait for the disk, so that a power cut loses nothing either; a kill never does.
 
@@ -59,225 +68,201 @@ class DatasetWriter:
     ) -> None:
         arrow()
         self.directory = Path(directory)
+        self._shard_bytes, self._shard_episodes, self._fsync = shard_bytes, shard_episodes, fsync
+        self._sink: Tail | None = None
+        self._count = 0
+        self._closed = False
+        self._pid = os.getpid()
+        self._lock = _locked(self.directory)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self._begin(run, resume)
         except OSError as error:
-            raise DatasetError(
-                f"{self.directory} cannot be made ({error}): give a directory one can write to"
-            ) from error
-        self._lock = _lock_directory(self.directory)
-        try:
-            self.run = _check_run(self.directory, run, resume)
+            self._lock.close()
+            raise self._full(error) from error
         except BaseException:
             self._lock.close()
             raise
-        self._shard_bytes, self._shard_episodes, self._fsync = shard_bytes, shard_episodes, fsync
-        self._sink: Any = None
-        self._stream: Any = None
-        self._codec: Codec | None = None
-        self._count = 0
-        self._waiting: list[Rollout] = []
-        self._closed = False
-        self._clean_up()
-        self.ids: set[int] = set(_read_ids(self.directory))
 
-    def _clean_up(self) -> None:
-        """Finish what a killed writer left: half-made shards go, its tail becomes a shard."""
-        for path in self.directory.glob(".making-*"):
-            path.unlink()
-        for tail in sorted(self.directory.glob("_tail-*.arrows")):
-            _tail_to_shard(tail)
-        shards = sorted(self.directory.glob("shard-*.parquet"))
-        self._number = int(shards[-1].stem.split("-")[1]) + 1 if shards else 0
+    def _begin(self, run: dict[str, Any] | None, resume: bool) -> None:
+        before = check_run(self.directory, run, resume)
+        # Written with the first episode only: a collection that fails before it leaves nothing that binds the next.
+        self._run_written = before is not None
+        self.run: dict[str, Any] = (run or {}) if before is None else before
+        contents = mend(self.directory)
+        self.ids: set[int] = contents.ids
+        self._codec = contents.codec
+        self._early = contents.early  # episodes without a step, which cannot tell what the columns are
 
     def add(self, rollout: Rollout) -> None:
-        """Write one episode; its `episode` is its id and must be new."""
+        """Write one episode; its `episode` is its id and must be new.
+
+        When this raises (disk full, Ctrl-C), the dataset is as before and further calls work. After an interrupt `ids` tells
+        whether it came before the episode was written or after.
+        """
         if self._closed:
             raise FleetClosed("the dataset writer")
+        if os.getpid() != self._pid:
+            raise DatasetError(f"this writer belongs to process {self._pid}: a forked process needs its own directory")
         if rollout.episode in self.ids:
             raise DatasetError(f"episode {rollout.episode} is already in {self.directory}")
-        if self._codec is None:
-            self._codec = _existing_codec(self.directory)
-        if self._codec is None:
-            if not len(rollout):  # it failed before its first step and cannot tell what the columns are
-                self._waiting.append(rollout)
+        try:
+            if self._codec is None and not len(rollout):
+                self._keep_early(rollout)
+            else:
+                codec = self._codec or Codec.of(rollout)
+                self._take_early(codec)
+                self._write(rollout, codec)
+        except WriteFailed:
+            raise
+        except OSError as error:
+            raise self._full(error) from error
+
+    def _write(self, rollout: Rollout, codec: Codec) -> None:
+        batch = codec.encode(rollout)
+        sink = self._sink or self._open_sink(codec)
+        before = sink.good
+        try:
+            sink.append(batch)
+            self.ids.add(rollout.episode)
+        except BaseException:
+            with suppress(OSError):
+                sink.settle()
+            if sink.good > before:  # the interrupt came after it was committed
                 self.ids.add(rollout.episode)
-                return
-            self._codec = Codec.of(rollout)
-        for early in self._take_waiting():
-            self._write(early)
-        self._write(rollout)
-
-    def _take_waiting(self) -> list[Rollout]:
-        taken, self._waiting = self._waiting, []
-        return taken
-
-    def _write(self, rollout: Rollout) -> None:
-        assert self._codec is not None
-        batch = self._codec.encode(rollout)
-        if self._stream is None:
-            self._open_tail()
-        self._stream.write_batch(batch)
-        if self._fsync:
-            os.fsync(self._sink.fileno())
-        self.ids.add(rollout.episode)
+            raise
         self._count += 1
-        if self._count >= self._shard_episodes or self._sink.tell() >= self._shard_bytes:
-            self._close_tail()
+        if self._count >= self._shard_episodes or sink.good >= self._shard_bytes:
+            self._sink = None
+            sink.close()
+            # The episode is safe in the tail: without room for the shard it is tried again at the next one, and by close().
+            with suppress(OSError):
+                self._finish_tails()
 
-    def _open_tail(self) -> None:
-        assert self._codec is not None
-        # Unbuffered: what the kernel has survives our death.
-        self._sink = open(self._tail_path, "wb", buffering=0)  # noqa: SIM115
-        self._stream = arrow().ipc.new_stream(self._sink, self._codec.schema)
+    def _open_sink(self, codec: Codec) -> Tail:
+        self._write_run()
+        path = self.directory / f"_tail-{next_number(self.directory):05d}{RECORDS}"
+        sink = Tail(path, codec.schema, self._fsync)
+        self._codec, self._count = codec, 0
+        self._sink = sink
+        return sink
 
-    @property
-    def _tail_path(self) -> Path:
-        return self.directory / f"_tail-{self._number:05d}.arrows"
+    def _write_run(self) -> None:
+        if not self._run_written:
+            write_run(self.directory, self.run)
+            self._run_written = True
 
-    def _close_tail(self) -> None:
-        self._stream.close()
-        self._sink.close()
-        self._stream = self._sink = None
-        _tail_to_shard(self._tail_path, self._fsync)
-        self._number += 1
-        self._count = 0
+    def _keep_early(self, rollout: Rollout) -> None:
+        codec = Codec.of(rollout)
+        batch = codec.encode(rollout)
+        self._write_run()
+        path = self.directory / f"_early-{rollout.episode}{RECORDS}"
+        try:
+            tail = Tail(path, codec.schema, self._fsync)
+            tail.append(batch)
+            tail.close()
+            self._early[path] = rollout
+            self.ids.add(rollout.episode)
+        except BaseException:
+            self._early.pop(path, None)
+            path.unlink(missing_ok=True)
+            raise
+
+    def _take_early(self, codec: Codec) -> None:
+        """The columns are known now: write what waited for them."""
+        for path, rollout in list(self._early.items()):
+            self._write(rollout, codec)
+            path.unlink(missing_ok=True)
+            del self._early[path]
+
+    def _finish_tails(self) -> None:
+        for tail in tails(self.directory):
+            if self._sink is None or tail != self._sink.path:
+                finish_tail(tail)
+
+    def _full(self, error: OSError) -> DatasetFull:
+        safe = "every episode whose add() returned is safe; once there is room, add() or the same command goes on"
+        return DatasetFull(self.directory, error, safe)
 
     def close(self) -> None:
-        """Turn the tail into a shard; idempotent."""
-        if self._closed:
+        """Turn the tail into a shard; idempotent. Without room for it the episodes stay safe in the tail."""
+        self._close(begun_well=True)
+
+    def _close(self, begun_well: bool) -> None:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
         try:
-            if self._waiting:
-                self._codec = Codec.of(self._waiting[0])
-                for early in self._take_waiting():
-                    self._write(early)
-            if self._stream is not None:
-                self._close_tail()
+            if self._closed:
+                return
+            self._closed = True
+            if self._codec is not None:
+                self._take_early(self._codec)
+            sink, self._sink = self._sink, None
+            if sink is not None:
+                sink.close()
+            self._finish_tails()
+            if begun_well:
+                self._write_run()  # an empty dataset is one too
+        except OSError as error:
+            raise self._full(error) from error
         finally:
             self._lock.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with suppress(DatasetFull):  # what went wrong first is what the caller is told
+                self._close(begun_well=False)
 
 
 def read_parquet(directory: str | Path) -> Iterator[Rollout]:
-    """Yield the episodes of a directory in the order written, shard by shard; also of one being written."""
-    pa = arrow()
+    """Yield the episodes of a directory in the order written, shard by shard; also of one being written.
+
+    All that was committed when the first is asked for are among them. `DatasetDamaged` names a file that is not what was
+    written.
+    """
+    arrow()
     directory = Path(directory)
     seen: set[int] = set()
-    for path in _data_files(directory):
-        if path.suffix == ".parquet":
-            file = pa.parquet.ParquetFile(path)
-            codec = Codec.from_schema(file.schema_arrow)
-            batches: Any = file.iter_batches(batch_size=256)
+    done: set[str] = set()
+    missed: set[Path] = set()
+    while True:
+        for path in data_files(directory):
+            # A tail and the shard it becomes have the same number: whichever was read, both are.
+            key = path.name if number_of(path) < 0 else str(number_of(path))
+            if key in done:
+                continue
+            try:
+                for rollout in read_rollouts(path):
+                    if rollout.episode not in seen:
+                        seen.add(rollout.episode)
+                        yield rollout
+            except FileNotFoundError as gone:
+                if path in missed:
+                    raise DatasetDamaged(path, "it is listed, but cannot be opened") from gone
+                missed.add(path)
+                break  # the writer turned it into another one: look again
+            done.add(key)
         else:
-            batches, codec = _read_tail(path), None
-        for batch in batches:
-            for rollout in (codec or Codec.from_schema(batch.schema)).decode(batch):
-                if rollout.episode not in seen:
-                    seen.add(rollout.episode)
-                    yield rollout
+            return
 
 
 def is_dataset(directory: Path) -> bool:
     """Whether a directory holds such a dataset, perhaps an empty one."""
-    return (directory / RUN_FILE).exists() or bool(_data_files(directory))
+    return (directory / RUN_FILE).exists() or bool(data_files(directory))
 
 
-def read_run(directory: str | Path) -> dict[str, Any]:
-    """What the directory's `_run.json` says was collected."""
-    path = Path(directory) / RUN_FILE
-    run: dict[str, Any] = json.loads(path.read_text())["run"] if path.exists() else {}
-    return run
-
-
-def _data_files(directory: Path) -> list[Path]:
-    shards = sorted(directory.glob("shard-*.parquet"))
-    finished = {path.stem.split("-")[1] for path in shards}
-    # A tail whose shard exists is what a kill between renaming and deleting left.
-    tails = [p for p in sorted(directory.glob("_tail-*.arrows")) if p.stem.split("-")[1] not in finished]
-    return shards + tails
-
-
-def _read_tail(path: Path) -> list[Any]:
-    """All whole messages of an Arrow stream; a torn last one is the episode that was being written."""
-    pa = arrow()
-    batches: list[Any] = []
+def _locked(directory: Path) -> FolderLock:
+    """Make the directory and hold it: one writer at a time."""
     try:
-        with pa.ipc.open_stream(pa.memory_map(str(path)) if path.stat().st_size else path.read_bytes()) as stream:
-            while True:
-                batches.append(stream.read_next_batch())
-    except (StopIteration, pa.ArrowInvalid, OSError):
-        pass  # the end of the stream, or of what was written of it
-    return batches
-
-
-def _tail_to_shard(tail: Path, fsync: bool = False) -> None:
-    pa = arrow()
-    number = tail.stem.split("-")[1]
-    shard = tail.with_name(f"shard-{number}.parquet")
-    batches = [] if shard.exists() else _read_tail(tail)
-    if batches:
-        making = tail.with_name(f".making-{number}.parquet")
-        table = pa.Table.from_batches(batches).combine_chunks()
-        # A few megabytes a row group: readers hold one group at a time.
-        rows = max(1, min(1024, (8 << 20) * len(table) // max(1, table.nbytes)))
-        pa.parquet.write_table(table, making, compression="zstd", row_group_size=rows)
-        if fsync:
-            with open(making, "rb") as file:
-                os.fsync(file.fileno())
-        making.rename(shard)
-    tail.unlink()
-
-
-def _read_ids(directory: Path) -> Iterator[int]:
-    pa = arrow()
-    for path in _data_files(directory):
-        if path.suffix == ".parquet":
-            yield from pa.parquet.read_table(path, columns=["id"]).column("id").to_pylist()
-        else:
-            for batch in _read_tail(path):
-                yield from batch.column("id").to_pylist()
-
-
-def _existing_codec(directory: Path) -> Codec | None:
-    for path in directory.glob("shard-*.parquet"):
-        return Codec.from_schema(arrow().parquet.read_schema(path))
-    return None
-
-
-def _check_run(directory: Path, run: dict[str, Any] | None, resume: bool) -> dict[str, Any]:
-    path = directory / RUN_FILE
-    if path.exists() or _data_files(directory):
-        if not resume:
-            raise DatasetError(f"{directory} already holds a dataset: give another directory, or resume=True")
-        before = read_run(directory)
-        if run is not None and before != run:
-            differing = sorted(k for k in {*before, *run} if before.get(k) != run.get(k))
-            told = ", ".join(f"{key}: {before.get(key)!r} then, {run.get(key)!r} now" for key in differing)
-            raise DatasetError(f"{directory} holds another collection ({told}): resume needs the same command")
-        return before
-    making = directory / ".making-run.json"
-    making.write_text(json.dumps({"format": "envfleet-parquet", "version": 1, "run": run or {}}, indent=1))
-    making.rename(path)
-    return run or {}
-
-
-def _lock_directory(directory: Path) -> Any:
-    """One writer at a time; the lock goes with the process that holds it."""
-    file = open(directory / LOCK_FILE, "w")  # noqa: SIM115
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system; writing twice at once is then the user's care
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as held:
-        file.close()
-        raise DatasetError(f"another process is writing to {directory}") from held
-    return file
+        directory.mkdir(parents=True, exist_ok=True)
+        return FolderLock(directory / LOCK_FILE, "writing to")
+    except FolderBusy as busy:
+        raise DatasetBusy(busy) from busy
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise DatasetFull(directory, error, "nothing was changed") from error
+        raise DatasetError(f"{directory} cannot be made ({error}): give a directory one can write to") from error

@@ -22,7 +22,9 @@ _WHERE = {
     "gae": "advantage",
     "RunExists": "errors",
     "DeviceMissing": "errors",
+    "RunBusy": "errors",
     "CheckpointError": "errors",
+    "CheckpointDamaged": "errors",
     "TrainingStopped": "errors",
 }
 
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from envfleet.train.agent import Agent as Agent
     from envfleet.train.agent import load_agent as load_agent
     from envfleet.train.config import PPOConfig as PPOConfig
+    from envfleet.train.errors import CheckpointDamaged as CheckpointDamaged
     from envfleet.train.errors import CheckpointError as CheckpointError
     from envfleet.train.errors import DeviceMissing as DeviceMissing
+    from envfleet.train.errors import RunBusy as RunBusy
     from envfleet.train.errors import RunExists as RunExists
     from envfleet.train.errors import TrainingStopped as TrainingStopped
     from envfleet.train.evaluate import Evaluation as Evaluation

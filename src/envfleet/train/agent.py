@@ -14,7 +14,7 @@ from envfleet.agents.policy import Policy
 from envfleet.envs.names import resolve_env
 from envfleet.errors import BadArgument
 from envfleet.seeding import stream
-from envfleet.train.checkpoint import find, read
+from envfleet.train.checkpoint import load
 from envfleet.train.config import PPOConfig
 from envfleet.train.errors import DeviceMissing
 from envfleet.train.evaluate import Evaluation, Evaluator
@@ -97,7 +97,7 @@ def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agen
     """
     import envfleet as ef
 
-    state = read(find(where, which))
+    state = load(where, which)
     config = config_of(state)
     chosen = env_list(env if env is not None else config.env)[0]
     if "team" in state:

@@ -1,13 +1,19 @@
-"""Checkpoints: written whole or not at all, read without executing anything.
+"""Checkpoints: written whole or not at all, checked when they are read, read without executing anything.
 
 A checkpoint is a `torch.save` file of plain values and tensors only, so that `weights_only=True` reads it. It is
-written beside its final name, flushed to the disk and renamed: a kill at any moment leaves the earlier files intact.
+written beside its final name, flushed to the disk and renamed: a kill at any moment leaves the earlier files intact. Such a file
+is a zip archive, and the archive's comment holds the SHA-256 of all bytes before it: `torch.load` reads the file as any other.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import re
+import warnings
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +21,16 @@ import numpy as np
 import torch
 
 from envfleet.errors import BadArgument
-from envfleet.train.errors import CheckpointError
+from envfleet.files import DamagedWarning, keep_aside, sync_folder, write_durably
+from envfleet.train.errors import CheckpointDamaged, CheckpointError, CheckpointMissing
 
 FORMAT = 1
 FOLDER = "checkpoints"
 _NAME = re.compile(r"update_(\d+)\.pt$")
+_SEAL = b"envfleet sha256 "
+_SEAL_SIZE = len(_SEAL) + 64
+_ZIP_END = b"PK\x05\x06"
+_ZIP_END_SIZE = 22
 
 
 class Checkpoints:
@@ -38,6 +49,7 @@ class Checkpoints:
     def __init__(self, run_folder: str | Path, keep: int = 3) -> None:
         self.folder = Path(run_folder) / FOLDER
         self.keep = max(keep, 1)
+        self.last_good: Path | None = None  # the newest that was written or read here
 
     def paths(self) -> list[Path]:
         """Return the numbered checkpoints, oldest first."""
@@ -55,58 +67,104 @@ class Checkpoints:
         """Write a checkpoint, mark it as the best if it is, and drop those that are too old."""
         path = self.folder / f"update_{update:09d}.pt"
         write(path, state)
+        self.last_good = path
         if best:
-            link = self.folder / f".best.{os.getpid()}"
-            link.unlink(missing_ok=True)
-            try:
-                os.link(path, link)  # no second copy of the data, and the rename below is atomic
-            except OSError:
-                write(link, state)
-            os.replace(link, self.best)
+            self._mark_best(path, state)
         for old in self.paths()[: -self.keep]:
             old.unlink(missing_ok=True)
-        for leftover in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
-            leftover.unlink(missing_ok=True)
         return path
 
-    def load_latest(self) -> dict[str, Any] | None:
-        """Read the newest checkpoint that can be read; None when there is none."""
-        problems: list[str] = []
-        for path in reversed(self.paths()):
+    def _mark_best(self, path: Path, state: dict[str, Any]) -> None:
+        link = self.folder / f".best.pt.{os.getpid()}.tmp"
+        link.unlink(missing_ok=True)
+        try:
+            os.link(path, link)  # no second copy of the data, and the rename below is atomic
+        except OSError:
+            write(self.best, state)
+            return
+        try:
+            os.replace(link, self.best)
+        finally:
+            link.unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def load_latest(self, keep_damaged: bool = False) -> dict[str, Any] | None:
+        """Read the newest checkpoint that is whole; None when there is none.
+
+        A `DamagedWarning` names each that is not. `keep_damaged` gives those another name, so that going on does not write
+        over them: for the one who holds the folder.
+        """
+        problems: list[CheckpointDamaged] = []
+        missed: set[Path] = set()
+        paths = self.paths()
+        while paths:
             try:
-                return read(path)
-            except CheckpointError as error:
-                problems.append(str(error))
+                state = read(paths[-1])
+            except CheckpointMissing:
+                if paths[-1] in missed:  # a link that leads nowhere
+                    problems.append(CheckpointDamaged(paths.pop(), "it is listed, but cannot be opened"))
+                    continue
+                missed.add(paths[-1])  # a trainer beside us dropped it, and has written a newer one
+                problems, paths = [], self.paths()
+                continue
+            except CheckpointDamaged as damaged:
+                problems.append(damaged)
+                paths.pop()
+                continue
+            for problem in problems:
+                self._tell(problem, paths[-1], keep_damaged)
+            self.last_good = paths[-1]
+            return state
         if problems:
-            raise CheckpointError("no checkpoint can be read: " + "; ".join(problems))
+            told = "; ".join(f"{one.path.name}: {one.problem}" for one in problems)
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole ({told}): take them from a copy, or begin in another folder"
+            )
         return None
+
+    def _tell(self, damaged: CheckpointDamaged, used: Path, keep_damaged: bool) -> None:
+        kept = ""
+        if keep_damaged:
+            with suppress(OSError):
+                kept = f" (kept as {keep_aside(damaged.path).name})"
+                damaged.path.unlink()
+        warnings.warn(
+            f"{damaged.path} is damaged: {damaged.problem}{kept}; {used.name} is used instead",
+            DamagedWarning,
+            stacklevel=4,
+        )
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
-    """Write a state atomically."""
+    """Write a state atomically, sealed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        torch.save({"format": FORMAT, "state": _plain(state)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself must survive a power cut too
-    finally:
-        os.close(folder)
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "state": _plain(state)}, buffer)
+    data = bytearray(buffer.getbuffer())
+    assert data[-_ZIP_END_SIZE:][:4] == _ZIP_END, "torch.save ended its archive in another way than expected"
+    data[-2:] = _SEAL_SIZE.to_bytes(2, "little")  # the length of the archive's comment, which follows
+    data += _SEAL + hashlib.sha256(data).hexdigest().encode()
+    write_durably(path, data)
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint file; nothing in it is executed."""
+    """Read a checkpoint file; nothing in it is executed.
+
+    `CheckpointDamaged` says that it is not what was written. One from before there were digests is read all the same, with the
+    archive's own checksums.
+    """
     path = Path(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        data = path.read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError(f"there is no checkpoint {path}") from error
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+        raise CheckpointMissing(f"there is no checkpoint {path}") from error
+    except OSError as error:
+        raise CheckpointDamaged(path, f"it cannot be read ({error.strerror or error})") from error
+    _check(path, data)
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle's, zip's and torch's own, of many types
+        raise CheckpointDamaged(path, f"it cannot be read as a checkpoint ({_first_line(error)})") from error
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of envfleet")
     if content["format"] > FORMAT:
@@ -114,6 +172,49 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} has format {content['format']}, this version reads up to {FORMAT}: upgrade envfleet"
         )
     state: dict[str, Any] = _arrays(content["state"])
+    return state
+
+
+def _check(path: Path, data: bytes) -> None:
+    """Compare with the digest in the file; one without has the end of an archive without a comment."""
+    body, seal = memoryview(data)[:-_SEAL_SIZE], data[-_SEAL_SIZE:]
+    if seal.startswith(_SEAL):
+        if seal[len(_SEAL) :] != hashlib.sha256(body).hexdigest().encode():
+            raise CheckpointDamaged(path, "its digest is not that of what was written")
+        return
+    end = data[-_ZIP_END_SIZE:]
+    if end[:4] != _ZIP_END or end[-2:] != b"\0\0":
+        raise CheckpointDamaged(path, f"its end is not that of a checkpoint ({len(data)} bytes)")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            wrong = archive.testzip()
+    except Exception as error:  # zipfile raises errors of many types for bytes that are no archive
+        raise CheckpointDamaged(path, f"it cannot be read as a checkpoint ({_first_line(error)})") from error
+    if wrong is not None:
+        raise CheckpointDamaged(path, f"the checksum of {wrong} in it is another one")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def load(where: str | Path, which: str = "final") -> dict[str, Any]:
+    """Read the checkpoint of a run folder (`final` or `best`), or that file.
+
+    Of `final` ones the newest that is whole is taken, and a `DamagedWarning` names those that are not.
+
+    Example:
+        >>> load("nowhere")
+        Traceback (most recent call last):
+        ...
+        envfleet.errors.BadArgument: there is no run in 'nowhere': give a run folder or a checkpoint file
+    """
+    path = find(where, which)
+    if Path(where).is_file() or path.name == "best.pt":
+        return read(path)
+    state = Checkpoints(where).load_latest()
+    if state is None:
+        raise BadArgument(f"there is no run in {str(where)!r}: give a run folder or a checkpoint file")
     return state
 
 

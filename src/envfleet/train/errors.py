@@ -5,16 +5,22 @@
     FleetError
     ├── BadArgument
     │   ├── RunExists            the folder holds a run, and --resume was not given
+    │   ├── RunBusy              another trainer is at work in the folder: `.owner`
     │   └── DeviceMissing        cuda or mps was asked for and is not there
     ├── CheckpointError          a checkpoint that cannot be read, or does not fit
+    │   ├── CheckpointDamaged    it is not what was written: `.path`, `.problem`
+    │   └── CheckpointMissing    it is not there
+    ├── WriteFailed (OSError)    the disk is full or fails; says which checkpoint is safe (envfleet.files)
     └── TrainingStopped          NaN: where it was seen, and the checkpoint that was written
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from envfleet.errors import BadArgument, FleetError
+from envfleet.locks import FolderBusy
 
 
 class RunExists(BadArgument):
@@ -26,6 +32,14 @@ class RunExists(BadArgument):
         )
 
 
+class RunBusy(BadArgument):
+    """Another trainer is at work in the run folder; `owner` has its `pid`, `host` and `since`."""
+
+    def __init__(self, busy: FolderBusy) -> None:
+        self.owner = busy.owner
+        super().__init__(str(busy))
+
+
 class DeviceMissing(BadArgument):
     """The device that was asked for is not available."""
 
@@ -35,6 +49,28 @@ class DeviceMissing(BadArgument):
 
 class CheckpointError(FleetError):
     """A checkpoint cannot be read, or belongs to another kind of run."""
+
+
+class CheckpointMissing(CheckpointError):
+    """There is no such file."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint file is not what was written (changed bytes, cut short).
+
+    Example:
+        >>> raise CheckpointDamaged(Path("run/checkpoints/best.pt"), "its digest is another one")
+        Traceback (most recent call last):
+        ...
+        envfleet.train.errors.CheckpointDamaged: run/checkpoints/best.pt is damaged: its digest is another one. Use ...
+    """
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"{path} is damaged: {problem}. Use another checkpoint of the run, or a copy of this one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.problem)
 
 
 class TrainingStopped(FleetError):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from envfleet.errors import BadArgument
+from envfleet.files import NO_ROOM, WriteFailed, remove_leftovers, write_durably
+from envfleet.locks import FolderBusy, FolderLock
 from envfleet.rollout.segment import Segment
 from envfleet.rollout.tree import tree_map
 from envfleet.seeding import episode_seed
 from envfleet.train.checkpoint import Checkpoints
 from envfleet.train.config import PPOConfig
-from envfleet.train.errors import CheckpointError, RunExists
+from envfleet.train.errors import CheckpointError, RunBusy, RunExists
 from envfleet.train.loggers import Logger, TableLogger, TensorBoardLogger, WandbLogger
 from envfleet.train.report import write_report
 from envfleet.train.settings import FIELDS
@@ -24,6 +28,8 @@ from envfleet.train.video import Film, VideoMaker
 
 if TYPE_CHECKING:
     from envfleet.train.loop import PPOTrainer
+
+LOCK_FILE = "trainer.lock"
 
 #: Settings a resumed run may change: they do not touch what is learned from the stored state.
 MAY_CHANGE = frozenset(
@@ -68,27 +74,56 @@ class RunFolder:
         self.videos = VideoMaker(self.path / "videos")
         self._wandb_id: str | None = None
         self._filming: list[Any] | None = None
+        self._lock: FolderLock | None = None
 
     def open(self) -> dict[str, Any] | None:
-        """Make the folder ready; return the checkpoint to go on from, if there is one and it is wanted."""
+        """Make the folder ready and hold it; return the checkpoint to go on from, if there is one and it is wanted."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".probe.{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            self._lock = FolderLock(self.path / LOCK_FILE, "training in")
+        except FolderBusy as busy:
+            raise RunBusy(busy) from busy
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise WriteFailed(self.path, error, self._safe()) from error
             raise BadArgument(
                 f"the run folder {str(self.path)!r} cannot be written: {error.strerror or error}"
             ) from error
+        try:
+            return self._stored()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _stored(self) -> dict[str, Any] | None:
         occupied = self.checkpoints.paths() or (self.path / "config.json").exists()
         if not self.config.resume:
             if occupied:
                 raise RunExists(self.path)
             return None
-        stored = self.checkpoints.load_latest()
+        for folder in (self.path, self.checkpoints.folder):
+            remove_leftovers(folder)
+        stored = self.checkpoints.load_latest(keep_damaged=True)
         if stored is not None:
             self._refuse_other_run(stored["config"])
         return stored
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A file that cannot be written is an error that says which checkpoint is safe."""
+        try:
+            yield
+        except WriteFailed:
+            raise
+        except OSError as error:
+            path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else self.path
+            raise WriteFailed(path, error, self._safe()) from error
+
+    def _safe(self) -> str:
+        last = self.checkpoints.last_good
+        if last is None:
+            return "no checkpoint was written yet: make room and start again with --resume"
+        return f"the last good checkpoint is {last}: make room, then --resume goes on from it"
 
     def _refuse_other_run(self, before: dict[str, Any]) -> None:
         now = self.config.to_dict()
@@ -99,10 +134,14 @@ class RunFolder:
 
     def start(self, update: int, num_steps: int, stored: dict[str, Any] | None) -> None:
         """Open the logs, cut back to the checkpoint."""
+        with self.writing():
+            self._start(update, num_steps, stored)
+
+    def _start(self, update: int, num_steps: int, stored: dict[str, Any] | None) -> None:
         config = self.config
         resumed = stored is not None
         about = json.dumps(config.to_dict(), indent=1, default=str)
-        (self.path / "config.json").write_text(about)
+        write_durably(self.path / "config.json", about.encode())
         self.loggers.append(TableLogger(self.path, update if resumed else None))
         if config.tensorboard:
             self.loggers.append(TensorBoardLogger(self.path, num_steps + 1 if resumed else None))
@@ -114,8 +153,14 @@ class RunFolder:
 
     def log(self, row: dict[str, float], step: int) -> None:
         """Hand a row to every logger."""
-        for logger in self.loggers:
-            logger.log(row, step)
+        with self.writing():
+            for logger in self.loggers:
+                logger.log(row, step)
+
+    def save(self, update: int, state: dict[str, Any], best: bool) -> Path:
+        """Write a checkpoint."""
+        with self.writing():
+            return self.checkpoints.save(update, state, best)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores of the folder."""
@@ -197,14 +242,20 @@ class RunFolder:
             "command": command_for(self.config),
             "versions": versions,
         }
-        return write_report(self.path, about)
+        with self.writing():
+            return write_report(self.path, about)
 
     def close(self) -> None:
-        """Close logs and wait for videos."""
+        """Close logs, wait for videos, let go of the folder."""
         self.videos.close()
-        for logger in self.loggers:
-            logger.close()
-        self.loggers = []
+        loggers, self.loggers = self.loggers, []
+        try:
+            with self.writing(), ExitStack() as closing:
+                for logger in loggers:
+                    closing.callback(logger.close)
+        finally:
+            if self._lock is not None:
+                self._lock.close()
 
 
 def command_for(config: PPOConfig) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
+import re
+import warnings
+import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
 from envfleet.errors import BackendMissing
+from envfleet.files import AppendFile, DamagedWarning, keep_aside, write_durably
 
 Row = dict[str, float]
+#: Every line of metrics.jsonl ends with the CRC-32 of the row without it.
+_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}$')
 
 
 class Logger(Protocol):
@@ -38,56 +44,103 @@ class TableLogger:
     def __init__(self, folder: str | Path, resumed_at: int | None = None) -> None:
         self.folder = Path(folder)
         self._jsonl, self._csv = self.folder / "metrics.jsonl", self.folder / "metrics.csv"
-        self._columns: list[str] = []
-        rows = read_rows(self.folder) if resumed_at is not None else []
-        kept = [row for row in rows if row.get("update", 0) <= (resumed_at or 0)]
-        _rewrite(self._jsonl, "".join(json.dumps(row) + "\n" for row in kept))
-        for row in kept:
-            self._columns += [name for name in row if name not in self._columns]
-        self._rewrite_csv(kept)
-        self._file = open(self._jsonl, "a", buffering=1)  # noqa: SIM115 - open for the whole run
-        self._table = open(self._csv, "a", newline="", buffering=1)  # noqa: SIM115
+        rows = _rows_to_keep(self.folder, resumed_at) if resumed_at is not None else []
+        _rewrite(self._jsonl, "".join(map(_line, rows)))
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
+        self._rewrite_csv(rows, self._columns)
+        self._file = AppendFile(self._jsonl)
+        self._table = AppendFile(self._csv)
 
     def log(self, row: Row, step: int) -> None:
-        """Append a row to both files; each line is flushed, so a kill loses none that was written."""
+        """Append a row to both files, whole: a kill or a full disk loses none that was written."""
         row = {"step": step, **row}
-        self._file.write(json.dumps(row) + "\n")
+        self._file.append(_line(row))
         new = [name for name in row if name not in self._columns]
         if new:  # a table has one header: when evaluation adds its columns, it is written again
-            self._columns += new
+            columns = self._columns + new
+            self._rewrite_csv(read_rows(self.folder), columns)
             self._table.close()
-            self._rewrite_csv(read_rows(self.folder))
-            self._table = open(self._csv, "a", newline="", buffering=1)  # noqa: SIM115
+            self._table, self._columns = AppendFile(self._csv), columns
             return
-        csv.writer(self._table, lineterminator="\n").writerow([row.get(name, "") for name in self._columns])
+        cells = io.StringIO()
+        csv.writer(cells, lineterminator="\n").writerow([row.get(name, "") for name in self._columns])
+        self._table.append(cells.getvalue())
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
         self._table.close()
 
-    def _rewrite_csv(self, rows: list[dict[str, Any]]) -> None:
-        lines = [",".join(self._columns)] if self._columns else []
-        lines += [",".join(str(row.get(name, "")) for name in self._columns) for row in rows]
+    def _rewrite_csv(self, rows: list[dict[str, Any]], columns: list[str]) -> None:
+        lines = [",".join(columns)] if columns else []
+        lines += [",".join(str(row.get(name, "")) for name in columns) for row in rows]
         _rewrite(self._csv, "".join(line + "\n" for line in lines))
 
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of `metrics.jsonl`; a last line cut short by a kill is left out."""
+    """Read the rows of `metrics.jsonl`. A `DamagedWarning` names lines that are not what was written; they are left out.
+
+    A last line that was cut short by a kill is left out too.
+    """
     path = Path(folder) / "metrics.jsonl"
-    rows = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue  # cut short by a kill
+    rows, wrong = _read_lines(path)
+    if wrong:
+        warnings.warn(f"{path} is damaged in {_lines_told(wrong)}: left out", DamagedWarning, stacklevel=2)
     return rows
 
 
+def _rows_to_keep(folder: Path, resumed_at: int) -> list[dict[str, Any]]:
+    """The rows up to the checkpoint that is resumed from; what is wrong with them is told and kept."""
+    path = folder / "metrics.jsonl"
+    rows, wrong = _read_lines(path)
+    kept = [row for row in rows if row.get("update", 0) <= resumed_at]
+    missing = sorted(set(range(1, resumed_at + 1)) - {int(row.get("update", 0)) for row in kept})
+    if path.is_file() and (wrong or missing):
+        aside = keep_aside(path)
+        told = _lines_told(wrong) if wrong else f"{len(missing)} rows up to update {resumed_at}, which are missing"
+        warnings.warn(f"{path} is damaged in {told}: kept as {aside.name}", DamagedWarning, stacklevel=4)
+    return kept
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows, and the numbers of the lines that are damaged."""
+    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    rows, wrong = [], []
+    for number, line in enumerate(lines, 1):
+        row = _row(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines):  # what follows the last line feed was being written
+            wrong.append(number)
+    return rows, wrong
+
+
+def _lines_told(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5])) + (" …" if len(numbers) > 5 else "")
+    return f"line {shown}" if len(numbers) == 1 else f"lines {shown}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = json.dumps(row)
+    return f'{text[:-1]}, "crc32": "{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row, or None for a line that is not what was written. Rows from before there were checksums hold numbers only."""
+    seal = _SEAL.search(line)
+    text = line[: seal.start()] + b"}" if seal else line
+    if seal and int(seal.group(1), 16) != zlib.crc32(text):
+        return None
+    try:
+        row = json.loads(text)
+    except ValueError:
+        return None
+    numbers = isinstance(row, dict) and all(isinstance(value, (int, float)) for value in row.values())
+    return row if numbers else None
+
+
 def _rewrite(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    write_durably(path, text.encode(), fsync=False)
 
 
 class TensorBoardLogger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from envfleet.agents.policy import NotFinite, Policy
 from envfleet.errors import BadArgument, FleetError
+from envfleet.files import WriteFailed
 from envfleet.fleet import Fleet
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segment import Segment
@@ -302,7 +304,7 @@ class PPOTrainer:
             if self.team is not None and self.team.pool is not None:
                 recent = self.team.pool.rating
             best, counters.best = recent > counters.best, max(recent, counters.best)
-        return self.folder.checkpoints.save(counters.update, self.state(running), best)
+        return self.folder.save(counters.update, self.state(running), best)
 
     def state(self, running: bool = True) -> dict[str, Any]:
         """Return everything a run consists of, as plain values, arrays and tensors."""
@@ -335,12 +337,19 @@ class PPOTrainer:
             cause = cause.__cause__
         if cause is None and not isinstance(error, FleetError):
             return error
-        saved = self.save(running=False) if self.folder and self.counters.update else None
-        if cause is None:
-            if saved is not None:
-                error.add_note(f"what was learned before is saved in {saved}: --resume goes on from there")
-            return error
-        return TrainingStopped(str(cause), saved)
+        explained: Exception = error
+        saved, note = None, None
+        try:
+            saved = self.save(running=False) if self.folder and self.counters.update else None
+        except WriteFailed as failed:
+            note = str(failed)
+        if cause is not None:
+            explained = TrainingStopped(str(cause), saved)
+        elif saved is not None:
+            note = f"what was learned before is saved in {saved}: --resume goes on from there"
+        if note is not None:
+            explained.add_note(note)
+        return explained
 
     def _finish(self) -> TrainResult:
         counters = self.counters
@@ -364,19 +373,24 @@ class PPOTrainer:
         if self._closed:
             return
         self._closed = True
-        for evaluator in self._evaluators:
-            evaluator.close()
-        if self._tables is not None:
-            self._tables.close()
-        if self.folder:
-            self.folder.close()
-        if hasattr(self, "fleet"):
-            self.fleet.close()
-        self._limits.restore_original_limits()
-        torch.set_num_threads(self._threads)
+        with ExitStack() as closing:  # all of it, whatever of it fails
+            closing.callback(torch.set_num_threads, self._threads)
+            closing.callback(self._limits.restore_original_limits)
+            if hasattr(self, "fleet"):
+                closing.callback(self.fleet.close)
+            if self.folder:
+                closing.callback(self.folder.close)
+            if self._tables is not None:
+                closing.callback(self._tables.close)
+            for evaluator in self._evaluators:
+                closing.callback(evaluator.close)
 
     def __enter__(self) -> PPOTrainer:
         return self
 
-    def __exit__(self, *exc: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with suppress(WriteFailed):  # what went wrong first is what the caller is told
+                self.close()

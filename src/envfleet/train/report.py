@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from envfleet.files import write_durably
 from envfleet.train.loggers import read_rows
 
 _STYLE = """
@@ -50,7 +51,7 @@ def write_report(folder: str | Path, about: dict[str, Any]) -> Path:
     parts.append("<h2>Settings</h2>" + _table(about.get("config", {})))
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(about.get("title", "run"))}</title><style>{_STYLE}</style><body>{"".join(parts)}</body></html>'
     path = folder / "report.html"
-    path.write_text(page)
+    write_durably(path, page.encode())
     return path
 
 

@@ -119,6 +119,12 @@ class VideoMaker:
     def make(self, film: Film) -> None:
         """Begin encoding a film; returns at once."""
         self._collect(timeout_s=None)
+        try:
+            self._start(film)
+        except OSError as error:  # a full disk: a film less, the run goes on
+            self.problems.append(f"{film.path}: {error.strerror or error}")
+
+    def _start(self, film: Film) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(delete=False, suffix=".film") as file:
             file.write(cloudpickle.dumps(film))

@@ -288,7 +288,6 @@ class UnreadableInfo(dict[str, Any]):
         return f"<slot {self._fault.slot}: {self._fault.cause}>"
 
 
-
 def pick(side: dict[int, Any], slots: Slots) -> dict[int, Any]:
     """What some slots have beside their rows."""
     if not side:

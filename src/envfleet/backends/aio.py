@@ -150,6 +150,8 @@ class AioBackend(LocalBackend):
         else:
             if sided is None:
                 await self._finish_step(life, result)
+            elif not sided:
+                life.info = life.final_info = None  # those of an earlier step, which the Python life made
 
     async def _finish_step(self, life: SlotLife, result: Any) -> None:
         """A step whose result is not plain, or whose end calls for a reset that has to be awaited."""

@@ -73,6 +73,7 @@ class Backend(abc.ABC):
         self.num_stale = 0  # answers that were dropped because they belonged to an earlier turn
         self.is_broken = False  # the keeper is gone: nothing works any more but `close`
         self._tickets: dict[int, int] = {}  # slot -> number of its last call
+        self._replies: dict[int, Any] = {}  # slot -> the answer to it, until somebody asks
 
     @abc.abstractmethod
     def start(self, recipe: Recipe) -> dict[int, dict[str, Any] | Failure | Loss]:
@@ -128,6 +129,7 @@ class Backend(abc.ABC):
     def _ticket(self, slot: int) -> int:
         """A number for a call in a slot. An answer to an earlier call, given up by Ctrl-C or a fault, has another."""
         self._tickets[slot] = self._tickets.get(slot, 0) + 1
+        self._replies.pop(slot, None)
         return self._tickets[slot]
 
     def kill(self, worker: int) -> str:

@@ -27,7 +27,6 @@ class LocalBackend(Backend):
         super().__init__()
         self.lives: list[SlotLife] = []
         self._tasks: dict[int, bytes] = {}
-        self._replies: dict[int, Any] = {}
         # For lives that other threads drive, [slot]: the last turn that was begun, and that was finished. Those threads write
         # them; no signal handler runs there, so that what they say has really happened.
         self._begun: Turns = np.zeros(0, np.uint32)

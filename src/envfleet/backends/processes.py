@@ -51,7 +51,6 @@ class ProcessBackend(Backend):
         super().__init__()
         self._wanted = num_workers
         self.start_method = check_start_method(start_method)
-        self._replies: dict[int, Any] = {}
         self._tasks: dict[int, bytes] = {}
         self._workers: list[WorkerHandle] = []
         self._keeper: Keeper | None = None

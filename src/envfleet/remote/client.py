@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envfleet.errors import FleetError, ResetNeeded
 from envfleet.remote import errors, exact, wire
-from envfleet.remote.capacity import Ticket, shared_table
+from envfleet.remote.capacity import shared_table
 from envfleet.remote.config import ClientConfig, ClientStats, endpoints_of
 from envfleet.remote.exact import BadFrame, Message
+from envfleet.remote.opening import Opener
 from envfleet.remote.result import Fields, StepResult, action_payload
 from envfleet.remote.witness import Witness
 
 __all__ = ["AsyncEnvClient", "ClientConfig", "ClientStats", "endpoints_of"]
-
-_log = logging.getLogger("envfleet.remote")
 
 
 class AsyncEnvClient:
@@ -53,11 +51,12 @@ class AsyncEnvClient:
         self._busy = False
         self._running = False  # an episode was reset on this very session
         self._episode_steps = 0
-        self._witnesses = {url: Witness() for url in self._endpoints}
+        self._witnesses = {url: Witness(self._table.lore(url)) for url in self._endpoints}
         self._last_state: Fields | None = None
         self._action_name: str | None = None
         self.keeps_last_state = True  # whether a session handed on is asked for its state first
         self.stats = ClientStats()
+        self._opener = Opener(self._endpoints, self.config, self._table, self.stats)
 
     @property
     def url(self) -> str:
@@ -108,7 +107,7 @@ class AsyncEnvClient:
             result = await self._result("step", payload, timeout_s)
             self.stats.steps += 1
             if result.done:
-                state = await self._check(timeout_s)
+                state = await self._check(timeout_s, at_end=True)
                 if self._table.contended(self._url):
                     await self._hand_on(state)
             return result
@@ -128,7 +127,7 @@ class AsyncEnvClient:
         self._enter()
         try:
             if self._running:
-                await self._check(timeout_s)
+                await self._check(timeout_s, at_end=True)
         finally:
             self._busy = False
 
@@ -193,21 +192,26 @@ class AsyncEnvClient:
             if witness is not None:
                 witness.failed()
             raise
+        self._episode_steps += is_step
+        if witness is None:
+            return result
         if is_step:
-            self._episode_steps += 1
-            if witness is not None:
-                witness.stepped()
-        if repeated and self.config.repeats == "fault":
+            witness.stepped()
+        if witness.watch(result.observation, repeated) or (repeated and self.config.repeats == "fault"):
             raise self._broken(errors.ProtocolBroken, "an answer came a second time")
-        if repeated and not result.done:
+        if (repeated or result.done) and not (is_step and result.done):  # `step` itself checks at the end
             await self._check(timeout_s)
         return result
 
-    async def _check(self, timeout_s: float | None) -> Fields | None:
+    async def _check(self, timeout_s: float | None, at_end: bool = False) -> Fields | None:
         """Ask an official server's state: it must be the next answer, and count as many steps as were taken."""
         if self._link.is_exact:
             return None
         witness = self._witnesses[self._url]
+        if witness.stateless is not None:
+            if not at_end:
+                await self._check_stateless(witness.stateless, timeout_s)
+            return None
         self.stats.checks += 1
         try:
             state = await self._state(timeout_s)
@@ -220,6 +224,13 @@ class AsyncEnvClient:
             hint = "an answer was duplicated or lost (step_counts=False if this server counts otherwise)"
             raise self._broken(errors.ProtocolBroken, f"{wrong}: {hint}")
         return state
+
+    async def _check_stateless(self, known: Message, timeout_s: float | None) -> None:
+        """A server that answers `state` with something else must at least give the answer it gave at first."""
+        self.stats.checks += 1
+        mark = await self._request("state", None, known.kind, lambda message: message.mark, timeout_s)
+        if mark != known.mark:
+            raise self._broken(errors.ProtocolBroken, "an answer came a second time, and the next is out of turn")
 
     async def _state(self, timeout_s: float | None) -> Fields:
         def parse(message: Message) -> Fields:
@@ -324,81 +335,5 @@ class AsyncEnvClient:
         await self._hang_up()
 
     async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(woken.set)
-
-        ticket = self._table.enter(tuple(self._endpoints), wake)
-        started = time.monotonic()
-        last: errors.CapacityReached | None = None
-        try:
-            while self._link is None:
-                waited = time.monotonic() - started
-                choice = self._table.choose(ticket)
-                if isinstance(choice, str):
-                    last = await self._try(ticket, choice) or last
-                    continue
-                self._give_up(ticket, waited, last)
-                woken.clear()
-                try:
-                    await asyncio.wait_for(woken.wait(), choice)
-                except TimeoutError:
-                    pass  # nobody called: look at the table again
-        finally:
-            self._table.leave(ticket)
-            self.stats.waited_s += time.monotonic() - started
-
-    def _give_up(self, ticket: Ticket, waited: float, last: errors.CapacityReached | None) -> None:
-        """Raise when there is no point in waiting on, or no time left for it."""
-        down = self._table.all_down(ticket.urls)
-        if down and waited >= self.config.down_timeout_s:
-            reasons = "; ".join(ticket.failures.get(url, "down") for url in ticket.urls)
-            raise errors.ConnectFailed(", ".join(ticket.urls), reasons)
-        if down and self._table.is_news(ticket.urls):
-            wait_s = self.config.down_timeout_s
-            _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(ticket.urls), wait_s)
-        if not down and waited >= self.config.capacity_timeout_s:
-            active, most = (last.active, last.max) if last else (None, None)
-            raise errors.CapacityReached(", ".join(ticket.urls), active, most, round(waited, 3))
-
-    async def _try(self, ticket: Ticket, url: str) -> errors.CapacityReached | None:
-        """One try at one server. Connected does not mean served: only an answer to a probe does."""
-        from envfleet.remote.link import open_link
-
-        link = None
-        try:
-            link = await open_link(self._endpoints[url], self.config)
-            try:
-                first = await link.ask(link.frame("state"), self.config.connect_timeout_s)
-            except errors.Closed:
-                first = link.early() or Message("error", {"message": "closed at once", "code": "SESSION_ERROR"})
-            except errors.Unsolicited as gone:
-                first = gone.message
-            failure = errors.from_frame(first.data, url) if first.kind == "error" else None
-            if isinstance(failure, errors.CapacityReached):
-                raise failure
-            if isinstance(failure, errors.SessionRefused):
-                raise errors.ConnectFailed(url, str(failure))
-            if failure is None and (first.kind != "state" or not isinstance(first.data, dict)):
-                raise BadFrame(f"{first.kind[:40]!r} is no answer to state")
-            # Any other answer, an environment without a usable state included, means there is a session.
-            self._table.opened(ticket)
-            self._link, self._url, link = link, url, None
-            self._witnesses[url].connected()
-            self._witnesses[url].has_state |= failure is None
-            self.stats.connects += 1
-            return None
-        except errors.CapacityReached as full:
-            self.stats.refusals += 1
-            self._table.refused(ticket, full.active, full.max)
-            return full
-        except errors.Unauthorized:
-            raise
-        except (errors.ConnectFailed, TimeoutError, BadFrame) as error:
-            self._table.failed(ticket, getattr(error, "why", str(error)) or "no answer to the first message")
-            return None
-        finally:
-            if link is not None:
-                link.abort()
+        self._link, self._url, first = await self._opener.open()
+        self._witnesses[self._url].connected(first)

@@ -77,6 +77,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             kwargs["seed"] = seed
         result = await self.client.reset(**kwargs)
         self._steps = 0
+        if result.done:
+            raise self.client.refuse("an episode that is over at its reset")
         return self._see(result)
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]

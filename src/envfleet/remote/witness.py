@@ -5,6 +5,9 @@ looks like an answer. Two things give it away. A duplicate is the same bytes as 
 is answered by a `state` frame, so that an `observation` that comes first is one too many. So `state` is asked when an
 answer repeats an earlier one, and at every episode's end, before the row that ends it is given out. Its `step_count`
 must then be the number of steps taken: a step that ran twice, or not at all, shows there.
+
+One case is left: an answer repeated in the very place of one that was lost, which shifts nothing. If the observation has
+a field that counts steps (it was seen to equal their number often enough) the repetition is found there.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-WINDOW = 4096  # answers of a session that are remembered; an older one is found at the episode's end
+from envfleet.remote.exact import Message
+
+WINDOW = 4096  # answers that are remembered; an older one is found at the episode's end
+ENOUGH = 16  # answers in which a field equalled the number of steps, before it is taken for a counter
 
 
 class Witness:
-    """What is remembered of the sessions with one server.
+    """What is remembered of the sessions with one server; `lore` is what its clients share.
 
     Example:
         >>> witness = Witness()
@@ -28,17 +34,20 @@ class Witness:
         ('step_count is 2 after 1 steps', None)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lore: dict[str, Any] | None = None) -> None:
         self._order: deque[int] = deque()
         self._marks: set[int] = set()
         self._steps = self._failed = 0
-        self._counts = False  # the server was seen to count
+        # Known of the server, not of the session, and shared: "counts", whether it was seen to count; "counters", the
+        # fields that equalled the number of steps in every answer so far; "agreed", in how many.
+        self._lore = lore if lore is not None else {}
         self.has_state = False  # it was seen to answer `state`
+        self.stateless: Message | None = None  # what it says to `state` if that is neither a state nor an error
 
-    def connected(self) -> None:
-        """A new session: what the last one said has nothing to do with it."""
-        self._order.clear()
-        self._marks.clear()
+    def connected(self, first: Message) -> None:
+        """A new session, with its answer to a first `state`."""
+        self.has_state |= first.kind == "state"
+        self.stateless = first if first.kind not in ("state", "error") else None
         self.began()
 
     def repeats(self, mark: int) -> bool:
@@ -49,6 +58,17 @@ class Witness:
         self._order.append(mark)
         if len(self._order) > WINDOW:
             self._marks.discard(self._order.popleft())
+        return False
+
+    def watch(self, observation: Mapping[str, Any], repeated: bool) -> bool:
+        """Whether an answer that repeats an earlier one is known to be a duplicate by its own step counter."""
+        lore = self._lore
+        counters = lore.get("counters")
+        names = observation if counters is None else counters
+        equal = {name for name in names if type(observation.get(name)) is int and observation[name] == self._steps}
+        if repeated:  # it may be a duplicate: nothing is learnt from it
+            return bool(counters) and lore["agreed"] >= ENOUGH and not equal
+        lore["counters"], lore["agreed"] = equal, lore.get("agreed", 0) + 1
         return False
 
     def began(self) -> None:
@@ -68,10 +88,10 @@ class Witness:
 
         A server that never counted (no `step_count`, or always the 0 it begins with) cannot be asked.
         """
-        count = state.get("step_count")
-        if type(count) is not int or (count == 0 and not self._counts):
-            return "its state has no step_count any more" if self._counts else None
+        count, counts = state.get("step_count"), self._lore.get("counts", False)
+        if type(count) is not int or (count == 0 and not counts):
+            return "its state has no step_count any more" if counts else None
         if self._steps <= count <= self._steps + self._failed:
-            self._counts = self._counts or count > 0
+            self._lore["counts"] = counts or count > 0
             return None
         return f"step_count is {count} after {self._steps} steps"

@@ -79,6 +79,7 @@ class LyingProxy:
         self.upstream, self.shares, self.random = port, shares, random.Random(seed)
         self.counts = dict.fromkeys(shares, 0)
         self.strays: list = []
+        self.mutate = None  # a function from one answer to what is sent instead
         self.port = 0
 
     @property
@@ -134,6 +135,8 @@ class LyingProxy:
                 if due <= passed:
                     held.remove((due, copy))
                     await near.send(copy)
+            if self.mutate is not None:
+                frame = self.mutate(frame)
             if what == "delay":
                 await asyncio.sleep(self.random.random() * 0.01)
             if what != "drop":

@@ -197,10 +197,15 @@ class AsyncEnvClient:
             return result
         if is_step:
             witness.stepped()
-        if witness.watch(result.observation, repeated) or (repeated and self.config.repeats == "fault"):
+        verdict = witness.watch(result.observation, repeated)
+        if verdict == "duplicate" or (repeated and self.config.repeats == "fault"):
             raise self._broken(errors.ProtocolBroken, "an answer came a second time")
-        if (repeated or result.done) and not (is_step and result.done):  # `step` itself checks at the end
+        if is_step and result.done:
+            return result  # `step` checks at the end
+        if verdict == "check" or result.done:
             await self._check(timeout_s)
+        if verdict == "check" and not repeated:
+            witness.unlearn()
         return result
 
     async def _check(self, timeout_s: float | None, at_end: bool = False) -> Fields | None:

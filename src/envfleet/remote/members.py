@@ -51,10 +51,7 @@ def from_json(space: spaces.Space[Any], value: Any, where: str, *, observed: boo
     if type(value) is str and type(space) is spaces.Text:
         return value  # alphabets are a sampling aid; a message outside ASCII is still a message
     try:
-        member = _member(space, value, where, observed, nulls)
-        if not observed and not space.contains(member) and not isinstance(space, spaces.Text):
-            raise BadAction(f"{where} = {show(value)} is not in {space}")
-        return member
+        return _member(space, value, where, observed, nulls)
     except (OverflowError, RecursionError):
         raise BadAction(f"{where} = {show(value)} is out of range") from None
 
@@ -83,7 +80,10 @@ def _member(space: spaces.Space[Any], value: Any, where: str, observed: bool, nu
         return _sequence(space, value, where, observed, nulls)
     if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         assert space.dtype is not None and space.shape is not None
-        return array_of(space.dtype, space.shape, value, where, exactly=observed and not nulls, nulls=nulls)
+        array = array_of(space.dtype, space.shape, value, where, exactly=observed and not nulls, nulls=nulls)
+        if not observed and not space.contains(array):
+            raise BadAction(f"{where} = {show(value)} is not in {space}")
+        return array
     raise BadAction(f"{where}: values of {space} cannot be read")
 
 

@@ -7,14 +7,15 @@ answer repeats an earlier one, and at every episode's end, before the row that e
 must then be the number of steps taken: a step that ran twice, or not at all, shows there.
 
 One case is left: an answer repeated in the very place of one that was lost, which shifts nothing. If the observation has
-a field that counts steps (it was seen to equal their number often enough) the repetition is found there.
+a field that counts steps (it was seen to equal their number often enough) the repetition is found there; and with such a
+field `state` is asked at once whenever it does not count on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from envfleet.remote.exact import Message
 
@@ -60,20 +61,29 @@ class Witness:
             self._marks.discard(self._order.popleft())
         return False
 
-    def watch(self, observation: Mapping[str, Any], repeated: bool) -> bool:
-        """Whether an answer that repeats an earlier one is known to be a duplicate by its own step counter."""
+    def watch(self, observation: Mapping[str, Any], repeated: bool) -> Literal["fine", "check", "duplicate"]:
+        """What an answer's own step counter says of it: that it is a duplicate, or that the server must be asked."""
         lore = self._lore
-        counters = lore.get("counters")
+        counters, agreed = lore.get("counters"), lore.get("agreed", 0)
         names = observation if counters is None else counters
         equal = {name for name in names if type(observation.get(name)) is int and observation[name] == self._steps}
+        contradicts = agreed >= ENOUGH and bool(counters) and not equal
         if repeated:  # it may be a duplicate: nothing is learnt from it
-            return bool(counters) and lore["agreed"] >= ENOUGH and not equal
-        lore["counters"], lore["agreed"] = equal, lore.get("agreed", 0) + 1
-        return False
+            return "duplicate" if contradicts else "check"
+        if contradicts:
+            return "check"
+        lore["counters"], lore["agreed"] = equal, agreed + 1
+        return "fine"
+
+    def unlearn(self) -> None:
+        """The counter contradicted the steps, and the server says that all is well: it is none."""
+        self._lore["counters"] = set()
 
     def began(self) -> None:
-        """An episode was reset."""
+        """An episode is being reset."""
         self._steps = self._failed = 0
+        if not self._lore.get("counters"):
+            self._lore["counters"], self._lore["agreed"] = None, 0  # another field may be one
 
     def stepped(self) -> None:
         """A step was answered."""

@@ -50,8 +50,8 @@ def mutations(value, skip, path=()):
         return
     if path:
         for other in INSTEAD:
-            too_big = type(value) is int and type(other) is int
-            if kind_of(other) != kind_of(value) or too_big or other == 3.7:
+            no_integer = type(value) is int and type(other) in (int, float)
+            if kind_of(other) != kind_of(value) or no_integer:
                 yield (*path, "=", repr(other)[:20]), other
     if isinstance(value, dict):
         for key in value:
@@ -98,7 +98,8 @@ async def survey(port, exact, schema, skip, **options):
 
             def mutate(frame, where=where):
                 message, close = opened(frame)
-                return close(next(changed for at, changed in mutations(message, skip) if at == where))
+                # Answers of another shape (to a check) have no such place, and are passed on.
+                return close(next((changed for at, changed in mutations(message, skip) if at == where), message))
 
             proxy.mutate = None
             await env.reset(seed=1)
@@ -115,17 +116,17 @@ async def survey(port, exact, schema, skip, **options):
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "text"])
-def test_every_change_of_an_exact_answer_is_noticed(binary):
+def test_every_change_of_an_exact_answer_is_noticed(binary, caplog):
     # An info may hold anything; error frames are another answer altogether.
     skip = {("data", "info"), ("message", "data", "info")}
     with Server(Counting, port=0, max_sessions=8, backend="serial") as server:
         taken, count = asyncio.run(survey(server.port, True, SCHEMA, skip, binary=binary))
     # Shape [2] and [2] elsewhere; a flag beside the fields of the observation is a field of the info's there.
     unnoticed = [where for where, _ in taken if where[-2:] != ("observation", "+flag")]
-    assert unnoticed == [] and count > 20
+    assert unnoticed == [] and count > 60 and not caplog.records
 
 
-def test_every_change_of_an_official_answer_is_noticed():
+def test_every_change_of_an_official_answer_is_noticed(caplog):
     async def run():
         async with official_server() as port:
             return await survey(port, False, OFFICIAL_SCHEMA, set())
@@ -134,7 +135,7 @@ def test_every_change_of_an_official_answer_is_noticed():
     # OpenEnv allows more fields than are known, and a reward of null.
     allowed = {"+flag"}
     unnoticed = [where for where, _ in taken if where[-1] not in allowed and where != ("data", "reward", "=", "None")]
-    assert unnoticed == [] and count > 40
+    assert unnoticed == [] and count > 60 and not caplog.records
 
 
 @pytest.mark.parametrize(

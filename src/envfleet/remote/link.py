@@ -43,7 +43,7 @@ class Link(ClientConnection):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answer: asyncio.Future[Message] | None = None
-        self._early: Message | BadFrame | None = None
+        self._early: Message | Exception | None = None
         self._first = self._number = int.from_bytes(os.urandom(6), "big")  # of the last request; JSON holds 53 bits
         self.dropped = 0  # answers that were not to the request that was out
         self._timer: asyncio.TimerHandle | None = None
@@ -110,23 +110,27 @@ class Link(ClientConnection):  # type: ignore[misc]
     def _deliver(self, raw: bytes) -> None:
         message = self._read(raw)
         answer = self._answer if self._answer is not None and not self._answer.done() else None
-        numbered = self.is_exact and isinstance(message, Message)
-        if numbered and message.number is not None:
-            # With nothing out, the last request is answered already, and this is its answer again.
-            if self._first < message.number <= self._number - (answer is not None):
-                self.dropped += 1
+        asked_for = answer is not None
+        if self.is_exact and isinstance(message, Message):
+            number = message.number
+            if number is None:
+                asked_for = False  # an error that ends the session, if it is anything
+            elif self._first < number <= self._number - asked_for:
+                self.dropped += 1  # with nothing out, the last request is answered already, and this is it again
                 return
-            if answer is None or message.number != self._number:
-                message = BadFrame(f"an answer to request {message.number}, which was never made")
-        if answer is None or (numbered and message.number is None):
-            self._early = self._early or message
+            elif number != self._number:
+                message = BadFrame(f"an answer to request {number}, which was never made")
+        if not asked_for:
+            self._early = self._early if self._early is not None else message
             message = self._unasked()
-        if answer is not None and isinstance(message, Message):
-            answer.set_result(message)
-        elif answer is not None:
+        if answer is None:
+            return
+        if isinstance(message, Exception):
             answer.set_exception(message)
+        else:
+            answer.set_result(message)
 
-    def _read(self, raw: bytes) -> Any:
+    def _read(self, raw: bytes) -> Message | Exception:
         try:
             frame: str | bytes = raw.decode() if self._is_text else raw
             return exact.decode(frame) if self.is_exact else Message(*wire.decode(frame), mark=hash(raw))

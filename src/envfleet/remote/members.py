@@ -34,6 +34,15 @@ class Flag(spaces.Discrete):
         return bool(isinstance(other, spaces.Discrete) and (other.n, other.start) == (2, 0))
 
 
+class MaybeText(spaces.Text):
+    """A Text that may be null on the wire, where a schema allows it; null is read as the empty text."""
+
+    def __eq__(self, other: object) -> bool:
+        """The same space as the Text without it."""
+        plain = (self.min_length, self.max_length, self.character_set)
+        return isinstance(other, spaces.Text) and plain == (other.min_length, other.max_length, other.character_set)
+
+
 def from_json(space: spaces.Space[Any], value: Any, where: str, *, observed: bool = False, nulls: bool = False) -> Any:
     """A member of the space from decoded data; raises BadAction naming the part that does not fit.
 
@@ -73,8 +82,8 @@ def _member(space: spaces.Space[Any], value: Any, where: str, observed: bool, nu
     if isinstance(space, spaces.Text):
         if isinstance(value, str):
             return value
-        if value is None and nulls:
-            return ""  # a schema's text may be null, and a Text space has nothing else for it
+        if value is None and isinstance(space, MaybeText):
+            return ""  # a Text space has nothing else for it
         raise BadAction(f"{where} must be a string, got {show(value)}")
     if isinstance(space, spaces.Sequence):
         return _sequence(space, value, where, observed, nulls)

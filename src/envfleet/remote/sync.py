@@ -6,7 +6,8 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from envfleet.errors import FleetClosed, FleetError
@@ -79,8 +80,8 @@ class Call:
     interrupted (by Ctrl-C, by a signal handler that raises) and may still be running.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._work = work  # called on the loop: an interrupt before that leaves nothing behind
         self._task: asyncio.Task[None] | None = None
         self._unwanted = False
         self.is_over = False
@@ -99,14 +100,12 @@ class Call:
 
     def _start(self, done: concurrent.futures.Future[tuple[bool, Any]]) -> None:
         if not self._unwanted:
-            self._task = asyncio.get_running_loop().create_task(_outcome(self._work, done))
+            self._task = asyncio.get_running_loop().create_task(_outcome(self._work(), done))
 
     def _cancel(self) -> None:
         self._unwanted = True
         if self._task is not None:
             self._task.cancel()
-        else:
-            self._work.close()
 
     async def gone(self) -> None:
         """Wait, on the loop, until the coroutine of an interrupted call has ended."""
@@ -165,23 +164,23 @@ class HttpEnvClient:
 
     def reset(self, *, timeout_s: float | None = None, **kwargs: Any) -> StepResult:
         """Start an episode; `seed`, `episode_id` and the environment's own arguments go to the server."""
-        return self._run(self._client.reset(timeout_s=timeout_s, **kwargs))
+        return self._run(lambda: self._client.reset(timeout_s=timeout_s, **kwargs))
 
     def step(self, action: Any, *, timeout_s: float | None = None) -> StepResult:
         """Act: a mapping of fields, a dataclass, a pydantic model, or the value of a one-field action."""
-        return self._run(self._client.step(action, timeout_s=timeout_s))
+        return self._run(lambda: self._client.step(action, timeout_s=timeout_s))
 
     def state(self, *, timeout_s: float | None = None) -> Fields:
         """The server's state of the episode."""
-        return self._run(self._client.state(timeout_s=timeout_s))
+        return self._run(lambda: self._client.state(timeout_s=timeout_s))
 
     def schema(self) -> Any:
         """The server's `/schema`: JSON schemas of actions, observations and state."""
-        return self._run(self._client.schema())
+        return self._run(self._client.schema)
 
     def confirm(self, *, timeout_s: float | None = None) -> None:
         """Make sure that every answer of this episode so far belonged to its request; raises ProtocolBroken."""
-        self._run(self._client.confirm(timeout_s=timeout_s))
+        self._run(lambda: self._client.confirm(timeout_s=timeout_s))
 
     def refuse(self, why: str) -> ProtocolBroken:
         """The error for an answer that does not fit the server's own schema; the session is dropped."""
@@ -189,7 +188,7 @@ class HttpEnvClient:
         async def refuse() -> ProtocolBroken:
             return self._client.refuse(why)
 
-        return self._run(refuse())
+        return self._run(refuse)
 
     def close(self) -> None:
         """End the session; the server closes its environment. Safe to call twice."""
@@ -199,16 +198,15 @@ class HttpEnvClient:
         if self._loop is not None:
             try:
                 self._settle(self._loop)
-                ended, error = Call(self._client.close()).outcome(self._loop)
+                ended, error = Call(self._client.close).outcome(self._loop)
                 if not ended:
                     raise error
             finally:
                 self._loop = None
                 _io.let_go()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._closed:
-            work.close()
             raise FleetClosed("the client")
         if self._loop is None:
             self._loop = _io.hold()
@@ -234,7 +232,7 @@ class HttpEnvClient:
         me = threading.get_ident()
         for thread, call in list(self._calls.items()):
             if not call.is_over and (call.interrupted or thread == me):
-                ended, error = Call(self._abandon(call)).outcome(loop)
+                ended, error = Call(partial(self._abandon, call)).outcome(loop)
                 if not ended:
                     raise error
             if call.is_over:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from envfleet.errors import BadArgument
 from envfleet.remote.codec import SPACE_KEY, jsonable, space_from_json, to_binary
 from envfleet.remote.http import action_fields, only_field
-from envfleet.remote.members import BadAction, Flag, from_json
+from envfleet.remote.members import BadAction, Flag, MaybeText, from_json
 
 CHARSET = "".join(sorted(string.printable))
 _MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is not believed
@@ -189,6 +189,7 @@ def _resolve(field: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spaces.Space[Any]:
+    nullable = any(isinstance(each, Mapping) and each.get("type") == "null" for each in field.get("anyOf", ()))
     field = _resolve(field, root)
     kind = field.get("type")
     low, high = field.get("minimum"), field.get("maximum")
@@ -203,7 +204,8 @@ def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spa
     if kind == "number":
         return spaces.Box(-np.inf if low is None else low, np.inf if high is None else high, (), np.float64)
     if kind == "string":
-        return spaces.Text(int(field.get("maxLength", 4096)), min_length=0, charset=CHARSET)
+        text = MaybeText if nullable else spaces.Text
+        return text(int(field.get("maxLength", 4096)), min_length=0, charset=CHARSET)
     if kind == "object" and field.get("properties"):
         inner = field["properties"].items()
         return spaces.Dict({key: _space(value, root, f"{where}.{key}") for key, value in inner})

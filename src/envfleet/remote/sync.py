@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -84,23 +83,36 @@ class Call:
         self._work = work  # called on the loop: an interrupt before that leaves nothing behind
         self._task: asyncio.Task[None] | None = None
         self._unwanted = False
+        self._outcome: tuple[bool, Any] = (False, None)
+        # A bare lock, not an Event or a Future: those are Python code, which an interrupt can leave half way.
+        self._done = threading.Lock()
+        self._done.acquire()
         self.is_over = False
         self.interrupted = False
 
     def outcome(self, loop: asyncio.AbstractEventLoop) -> tuple[bool, Any]:
         """Run the coroutine and wait: (True, what it returned) or (False, what it raised)."""
-        done: concurrent.futures.Future[tuple[bool, Any]] = concurrent.futures.Future()
         try:
-            loop.call_soon_threadsafe(self._start, done)
-            return done.result()
+            loop.call_soon_threadsafe(self._start)
+            self._done.acquire()
+            return self._outcome
         except BaseException:
             self.interrupted = True
             loop.call_soon_threadsafe(self._cancel)
             raise
+        finally:
+            self._outcome = (False, None)  # an exception's traceback holds this object, and the client with it
 
-    def _start(self, done: concurrent.futures.Future[tuple[bool, Any]]) -> None:
+    def _start(self) -> None:
         if not self._unwanted:
-            self._task = asyncio.get_running_loop().create_task(_outcome(self._work(), done))
+            self._task = asyncio.get_running_loop().create_task(self._perform())
+
+    async def _perform(self) -> None:
+        try:
+            self._outcome = (True, await self._work())
+        except BaseException as error:
+            self._outcome = (False, error)
+        self._done.release()
 
     def _cancel(self) -> None:
         self._unwanted = True
@@ -112,16 +124,6 @@ class Call:
         self._cancel()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=10.0)
-
-
-async def _outcome(work: Coroutine[Any, Any, Any], done: concurrent.futures.Future[tuple[bool, Any]]) -> None:
-    outcome: tuple[bool, Any]
-    try:
-        outcome = (True, await work)
-    except BaseException as error:
-        outcome = (False, error)
-    done.set_result(outcome)
-    del outcome
 
 
 class HttpEnvClient:

@@ -176,3 +176,21 @@ class Everything(gymnasium.Env):
         }  # fmt: skip
         end = self.n % 7 == 6
         return self._see(action["say"]), number, end and self.n % 2 == 0, end, info
+
+
+class Unsendable(gymnasium.Env):
+    """Infos that no frame can hold: 0 an object, 1 a list that holds itself, 2 one nested too deep."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        ring, deep = [], []
+        ring.append(ring)
+        for _ in range(200):
+            deep = [deep]
+        odd = [object, ring, deep][int(action)]
+        return np.ones(1, np.float32), 0.0, False, False, {"odd": odd, "fine": (1,)}

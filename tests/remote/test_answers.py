@@ -9,7 +9,15 @@ from liars import Counting, LyingProxy, in_thread, model_row, official_server
 
 import envfleet as ef
 from envfleet.layout import READY
-from envfleet.remote import AsyncEnvClient, CapacityTable, ProtocolBroken, RemoteError, Server, SessionInterrupted
+from envfleet.remote import (
+    AsyncEnvClient,
+    CapacityTable,
+    ProtocolBroken,
+    RemoteError,
+    Server,
+    SessionInterrupted,
+    StepResult,
+)
 from envfleet.remote.codec import Dialect
 
 EVERYTHING = {"twice": 0.03, "again": 0.04, "soon": 0.03, "drop": 0.015, "delay": 0.03, "stray": 0.01, "ask": 0.02}
@@ -219,3 +227,42 @@ def test_a_dirty_session_is_replaced_at_reset_and_refused_in_an_episode():
                 assert client.stats.renewed == 1
 
         asyncio.run(run())
+
+
+def test_the_guard_around_official_clients_checks_an_episodes_end():
+    from envfleet.remote.official import OfficialClient
+
+    class Theirs:
+        """As openenv 0.3.0 after a duplicate: each answer is the one before."""
+
+        def __init__(self, late):
+            self.late, self.queue, self.steps, self.dropped = late, [], 0, False
+
+        def reset(self, **kwargs):
+            self.steps = 0
+            return StepResult({"n": 0})
+
+        def step(self, action):
+            self.steps += 1
+            self.queue.append(StepResult({"n": self.steps}, 1.0, self.steps == 3))
+            if self.late and self.steps == 1:
+                self.queue.append(self.queue[-1])
+            return self.queue.pop(0)
+
+        def state(self):
+            return {"step_count": self.steps}
+
+        def disconnect(self):
+            self.dropped = True
+
+    honest = OfficialClient(Theirs(late=False))
+    for _ in range(2):
+        honest.reset()
+        while not honest.step({}).done:
+            pass
+    shifted = OfficialClient(theirs := Theirs(late=True))
+    shifted.reset()
+    with pytest.raises(ProtocolBroken, match="step_count is 4 after 3 steps|duplicated"):
+        for _ in range(10):
+            shifted.step({})
+    assert theirs.dropped

@@ -56,6 +56,7 @@ class Gate:
             return True
         try:
             parts = urlsplit(text)
+            _ = parts.port  # raises for a port that is none
             plain = parts.scheme in ("http", "https") and text == f"{parts.scheme}://{parts.netloc}"
             return plain and "@" not in parts.netloc and self._is_ours(parts.hostname or "", local)
         except ValueError:

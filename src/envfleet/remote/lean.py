@@ -65,6 +65,8 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
         """Called by the application."""
         if message["type"] != "websocket.send" or not self._open or not self.writable.is_set():
             await super().send(message)
+            if message["type"] == "websocket.http.response.body":
+                self.handshake_complete = True  # uvicorn forgets, and complains of it in the log
         elif (text := message.get("text")) is not None:
             self.transport.write(server_frame(TEXT, text.encode()))
         else:

@@ -235,8 +235,8 @@ def test_the_guard_around_official_clients_checks_an_episodes_end():
     class Theirs:
         """As openenv 0.3.0 after a duplicate: each answer is the one before."""
 
-        def __init__(self, late):
-            self.late, self.queue, self.steps, self.dropped = late, [], 0, False
+        def __init__(self, late=False, extra=0):
+            self.late, self.extra, self.queue, self.steps, self.dropped = late, extra, [], 0, False
 
         def reset(self, **kwargs):
             self.steps = 0
@@ -250,19 +250,26 @@ def test_the_guard_around_official_clients_checks_an_episodes_end():
             return self.queue.pop(0)
 
         def state(self):
-            return {"step_count": self.steps}
+            if self.queue:  # their clients do not look at an answer's type
+                late = self.queue.pop(0)
+                return {"observation": late.observation, "reward": late.reward, "done": late.done}
+            return {"step_count": self.steps + self.extra}
 
         def disconnect(self):
             self.dropped = True
 
-    honest = OfficialClient(Theirs(late=False))
+    honest = OfficialClient(Theirs())
     for _ in range(2):
         honest.reset()
         while not honest.step({}).done:
             pass
-    shifted = OfficialClient(theirs := Theirs(late=True))
-    shifted.reset()
-    with pytest.raises(ProtocolBroken, match="step_count is 4 after 3 steps|duplicated"):
-        for _ in range(10):
-            shifted.step({})
-    assert theirs.dropped
+    for theirs, why in (
+        (Theirs(late=True), "answered with an observation"),
+        (Theirs(extra=1), "step_count is 4 after 3"),
+    ):
+        shifted = OfficialClient(theirs)
+        shifted.reset()
+        with pytest.raises(ProtocolBroken, match=why):
+            for _ in range(10):
+                shifted.step({})
+        assert theirs.dropped

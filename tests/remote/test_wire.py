@@ -132,6 +132,10 @@ def test_shapes_that_cannot_be_are_refused(shape):
         exact.decode(text)
 
 
+def repr_of(value):
+    return type(value).__name__
+
+
 NAN_OF_ANOTHER_SIGN = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
 VALUES = [
     None, True, 0, -1, 2**63, 10**5000, -(10**5000), 0.0, -0.0, 5e-324, float("nan"), NAN_OF_ANOTHER_SIGN, float("inf"),
@@ -193,14 +197,46 @@ def test_what_cannot_be_sent_is_named():
     assert exact.sendable({"good": (1,), "bad": object(), "deep": deep}) == {"good": (1,)}
 
 
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda v: [v],
+        lambda v: (v,),
+        lambda v: {"a": v},
+        lambda v: {1: v},
+        lambda v: {"$a": v},
+        lambda v: frozenset({(v,)}),
+    ],
+)
+@pytest.mark.parametrize(
+    "leaf", [1, float("nan"), np.float32(1), 1j, (), np.zeros(2), np.zeros(0), 10**5000, b"x"], ids=repr_of
+)
+def test_what_can_be_sent_can_be_read(wrap, leaf, binary):
+    """Up to the deepest value that is sent at all."""
+    value, sent = leaf, 0
+    for _ in range(2 * MAX_DEPTH):
+        try:
+            value = wrap(value)
+        except TypeError:
+            break  # an array in a set
+        try:
+            frame = exact.encode("x", 1, {"v": value}, binary=binary)
+        except exact.NoWireForm:
+            break
+        exact.decode(frame)
+        sent += 1
+    assert sent > 20 or isinstance(leaf, np.ndarray)
+
+
 @pytest.mark.parametrize("open_, close", [("[", "]"), ('{"a":', "}")])
-@pytest.mark.parametrize("levels", [1, 10, 100, MAX_DEPTH - 3, MAX_DEPTH + 1, 500, 900, 10_000, 100_000])
+@pytest.mark.parametrize("levels", [1, 10, 100, MAX_DEPTH - 1, MAX_DEPTH, 500, 900, 10_000, 100_000])
 def test_depth_is_limited_where_it_is_decoded(open_, close, levels):
     text = '{"type":"reset","id":1,"data":' + open_ * levels + "1" + close * levels + "}"
     wide = text.replace("1}", "1" + ',"wide":[' + ",".join(["[1]"] * 500) + "]}") if open_ != "[" else text
     for read in (decode, exact.decode):
         for frame in (text, wide):
-            if levels + 2 <= MAX_DEPTH:
+            if levels + 1 <= MAX_DEPTH:
                 assert read(frame)[0] == "reset"
             else:
                 with pytest.raises(BadFrame):

@@ -37,7 +37,7 @@ def check_depth(value: Any, brackets: int) -> None:
     if brackets <= MAX_DEPTH:
         return
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for outer in level

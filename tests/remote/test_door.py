@@ -156,10 +156,11 @@ def closed(sock):
         return True
 
 
-def test_silent_connections_are_closed_and_keep_nobody_out(request):
+def test_silent_connections_are_closed_and_keep_nobody_out(tmp_path):
     """2,000 that say nothing: health and schema are answered at once, sessions open, and in the end they are gone."""
     count = 2000
-    with OurServer("Echo", "--backend", "serial", "--request-timeout-s", "4") as server:
+    log = tmp_path / "log"
+    with OurServer("Echo", "--backend", "serial", "--request-timeout-s", "4", log=log) as server:
         begun = time.monotonic()
         silent = [socket.create_connection(("127.0.0.1", int(server.port)), timeout=10) for _ in range(count)]
         halves = [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: lo", b"POST /reset HTTP/1.1\r\nHost: localhost\r\n"
@@ -177,6 +178,7 @@ def test_silent_connections_are_closed_and_keep_nobody_out(request):
             sock.close()
         assert health(server)["active_sessions"] == 0
         assert server.stop() == 0
+    assert "Traceback" not in log.read_text(), log.read_text()[-2000:]
 
 
 def test_a_connection_that_is_used_is_not_silent():

@@ -86,7 +86,7 @@ def attack(url, text, protocol):
 def test_innocent_neighbours_of_deep_and_huge_messages(backend, tmp_path):
     """The review's s_deep2, at every depth, over both protocols, while four neighbours step as fast as they can."""
     log = tmp_path / "log"
-    with OurServer("CartPole-v1", "--max-sessions", "8", "--workers", "2", "--backend", backend, log=log) as server:
+    with OurServer("CartPole-v1", "--max-sessions", "64", "--workers", "2", "--backend", backend, log=log) as server:
         stop, failures, steps = threading.Event(), [], []
 
         def innocent(seed):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 try:
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError as missing:  # pragma: no cover - depends on the installation
@@ -124,6 +124,8 @@ class _Endpoints:
             return refused.response
         except BadAction as error:
             return AsciiResponse({"detail": [{"type": "value_error", "msg": str(error)}]}, 422)
+        except ClientDisconnect:
+            return AsciiResponse({"detail": "the request was cut short"}, 400)  # nobody reads it
         except FaultError as error:
             return AsciiResponse({"detail": error.fault.cause}, 500)
         except (ValueError, RecursionError, OverflowError) as error:

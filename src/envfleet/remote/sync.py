@@ -80,7 +80,8 @@ class Call:
     """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self._work = work  # called on the loop: an interrupt before that leaves nothing behind
+        # Called on the loop: an interrupt before that leaves nothing behind. Then let go, for it holds the client.
+        self._work: Callable[[], Coroutine[Any, Any, Any]] | None = work
         self._task: asyncio.Task[None] | None = None
         self._unwanted = False
         self._outcome: tuple[bool, Any] = (False, None)
@@ -104,18 +105,19 @@ class Call:
             self._outcome = (False, None)  # an exception's traceback holds this object, and the client with it
 
     def _start(self) -> None:
-        if not self._unwanted:
-            self._task = asyncio.get_running_loop().create_task(self._perform())
+        work, self._work = self._work, None
+        if not self._unwanted and work is not None:
+            self._task = asyncio.get_running_loop().create_task(self._perform(work))
 
-    async def _perform(self) -> None:
+    async def _perform(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
-            self._outcome = (True, await self._work())
+            self._outcome = (True, await work())
         except BaseException as error:
             self._outcome = (False, error)
         self._done.release()
 
     def _cancel(self) -> None:
-        self._unwanted = True
+        self._unwanted, self._work = True, None
         if self._task is not None:
             self._task.cancel()
 

@@ -19,6 +19,9 @@ from envfleet.remote.members import BadAction, Flag, MaybeText, from_json
 
 CHARSET = "".join(sorted(string.printable))
 _MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is not believed
+# What a schema that is none brings about, one that refers to itself or asks for petabytes included.
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError,
+               StopIteration, AssertionError)  # fmt: skip
 _INHERITED = ("metadata", "reward", "done")  # fields every official observation has, whatever the environment
 
 
@@ -164,16 +167,19 @@ def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[An
     if not isinstance(described, Mapping) or not isinstance(described.get("properties"), Mapping):
         raise BadArgument(f"/schema does not describe the server's {part}: use the text modes, or pass schema=")
     properties = {key: value for key, value in described["properties"].items() if key not in _INHERITED}
-    if SPACE_KEY in described:
-        try:
+    try:
+        if SPACE_KEY in described:
             space = space_from_json(described[SPACE_KEY])
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError) as error:
-            raise BadArgument(f"/schema gives the {part} a space that cannot be read: {str(error)[:200]}") from None
-        return space, None if isinstance(space, spaces.Dict) else (next(iter(properties)),)
-    if not properties:
-        raise BadArgument(f"/schema gives the server's {part} no fields: use the text modes, or pass schema=")
-    fields = {key: _space(value, described, f"{part}.{key}") for key, value in properties.items()}
-    return spaces.Dict(fields), None
+            return space, None if isinstance(space, spaces.Dict) else (next(iter(properties)),)
+        if not properties:
+            raise BadArgument(f"/schema gives the server's {part} no fields: use the text modes, or pass schema=")
+        fields = {key: _space(value, described, f"{part}.{key}") for key, value in properties.items()}
+        return spaces.Dict(fields), None
+    except BadArgument:
+        raise
+    except _UNREADABLE as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadArgument(f"/schema describes the server's {part} in a way that cannot be read ({why})") from None
 
 
 def _resolve(field: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -56,7 +56,7 @@ class App:
     def local_address(scope: Scope) -> str | None:
         """The address of this machine that a connection came in on."""
         server = scope.get("server")
-        return str(server[0]).lower() if server else None
+        return str(server[0]).lower().removeprefix("::ffff:") if server else None  # IPv4 on a socket of both kinds
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -1,6 +1,7 @@
 """One client's message never harms another's session, and no message leaves a traceback in the server's log."""
 
 import json
+import socket
 import struct
 import threading
 import time
@@ -15,6 +16,7 @@ from websockets.sync.client import connect
 
 from envfleet.remote import CapacityTable, EnvError, HttpEnvClient, Server, exact
 from envfleet.remote.depth import MAX_DEPTH
+from envfleet.remote.frames import TEXT, client_frame
 
 
 def nested(levels, kind="object"):
@@ -66,18 +68,31 @@ def binary_bomb():
     return b"EFR2" + struct.pack("<I", len(head)) + head.encode()
 
 
+def send_what_is_no_text(port, whole):
+    """A text frame that is not UTF-8, in one piece or in two; gives the code the server closes with."""
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as line:
+        line.sendall(
+            f"GET /ws HTTP/1.1\r\nHost: localhost:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        assert b"101" in line.recv(4096)
+        frame = client_frame(TEXT, b'{"type": "\xff"}')
+        line.sendall(frame if whole else client_frame(0x01, frame[6:]) + client_frame(0x80, b"\xff"))
+        return int.from_bytes(line.recv(4096)[2:4], "big")
+
+
 def attack(url, text, protocol):
     """Send one hostile message in a session of its own; gives the reply's type (or how the session ended)."""
     address = url.replace("http", "ws") + "/ws"
-    with connect(address, subprotocols=[protocol] if protocol else None, max_size=None, compression=None) as socket:
+    with connect(address, subprotocols=[protocol] if protocol else None, max_size=None, compression=None) as session:
         frame = (
             text
             if isinstance(text, bytes)
             else text.replace('"id":ID,', '"id":1,' if protocol else "").replace(',"id":ID', "")
         )
-        socket.send(frame)
+        session.send(frame)
         try:
-            return exact.decode(socket.recv(timeout=20)).kind
+            return exact.decode(session.recv(timeout=20)).kind
         except ConnectionClosed as error:
             return f"closed {error.rcvd.code if error.rcvd else None}"
 
@@ -118,6 +133,7 @@ def test_innocent_neighbours_of_deep_and_huge_messages(backend, tmp_path):
                 for text in HOSTILE:
                     assert attack(server.url, text, protocol) in ("error", "observation"), text[:80]
                 assert attack(server.url, binary_bomb(), protocol) == "error"
+            assert [send_what_is_no_text(server.port, whole) for whole in (True, False)] == [1007, 1007]
             deep = json.dumps({"seed": 1})[:-1] + ', "o": ' + "[" * 700 + "]" * 700 + "}"
             request = urllib.request.Request(server.url + "/reset", deep.encode())
             with pytest.raises(urllib.error.HTTPError) as refused:
@@ -140,25 +156,28 @@ def test_innocent_neighbours_of_deep_and_huge_messages(backend, tmp_path):
 def test_a_request_that_comes_twice_is_answered_once():
     with Server("Echo", port=0, max_sessions=2, backend="serial") as server:
         address = server.url.replace("http", "ws") + "/ws"
-        with connect(address, subprotocols=[exact.TEXT]) as socket:
+        with connect(address, subprotocols=[exact.TEXT]) as session:
             for text in (exact.encode("reset", 7), exact.encode("step", 8, {"message": "a"})):
-                socket.send(text)
-                socket.send(text)
-                assert exact.decode(socket.recv()).number in (7, 8)
-            socket.send(exact.encode("state", 9))
-            state = exact.decode(socket.recv())
+                session.send(text)
+                session.send(text)
+                assert exact.decode(session.recv()).number in (7, 8)
+            session.send(exact.encode("state", 9))
+            state = exact.decode(session.recv())
             assert (state.number, state.data["step_count"]) == (9, 1), "the second of two requests was not made"
-            socket.send(exact.encode("step", 11, {"message": "b"}))
-            told = exact.decode(socket.recv())
+            session.send(exact.encode("step", 11, {"message": "b"}))
+            told = exact.decode(session.recv())
             assert told.kind == "error" and told.number is None and told.data["code"] == "SESSION_ERROR"
             with pytest.raises(ConnectionClosed):
-                socket.recv()
-        with connect(address, subprotocols=[exact.TEXT]) as socket:
+                session.recv()
+        with connect(address, subprotocols=[exact.TEXT]) as session:
             for text in ('{"type":"reset"}', '{"type":"reset","id":1,"hurry":true}', '{"type":"reset","id":"1"}'):
-                socket.send(text)
-                assert exact.decode(socket.recv()).data["code"] == "INVALID_JSON"
-            socket.send(exact.encode("reset", 1))
-            assert exact.decode(socket.recv()).number == 1
+                session.send(text)
+                assert exact.decode(session.recv()).data["code"] == "INVALID_JSON"
+            session.send(exact.encode("reset", 1))
+            assert exact.decode(session.recv()).number == 1
+            session.send("no frame")
+            told = exact.decode(session.recv())
+            assert (told.number, told.data["code"]) == (None, "INVALID_JSON"), "it is no answer to an earlier request"
 
 
 def test_what_cannot_be_sent_ends_its_episode_only():
@@ -174,10 +193,10 @@ def test_what_cannot_be_sent_ends_its_episode_only():
                 client.step(1)  # a ring: no local fleet takes it either
             client.reset()
             assert client.step(0).metadata == {"fine": (1,)}
-        with connect(server.url.replace("http", "ws") + "/ws") as socket:
+        with connect(server.url.replace("http", "ws") + "/ws") as session:
             for action in (0, 1, 2):
-                socket.send('{"type": "reset"}')
-                assert json.loads(socket.recv())["type"] == "observation"
-                socket.send(json.dumps({"type": "step", "data": {"action": action}}))
-                reply = json.loads(socket.recv())
+                session.send('{"type": "reset"}')
+                assert json.loads(session.recv())["type"] == "observation"
+                session.send(json.dumps({"type": "step", "data": {"action": action}}))
+                reply = json.loads(session.recv())
                 assert reply["type"] == "observation" or reply["data"]["reset_needed"]

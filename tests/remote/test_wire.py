@@ -174,6 +174,12 @@ def test_values_arrive_as_they_were_sent(binary):
             frame.encode("ascii")
 
 
+def test_any_number_of_arrays_can_be_sent():
+    arrays = [np.full(2, i) for i in range(exact.MAX_ARRAYS + 1)]
+    for some in (arrays, arrays[:-1]):
+        assert same(exact.decode(exact.encode("x", 1, {"v": some}, binary=True)).data["v"], some)
+
+
 def test_what_cannot_be_sent_is_named():
     ring = []
     ring.append(ring)

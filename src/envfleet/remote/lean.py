@@ -22,6 +22,7 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
     _missing = -1
     _greeted = False
     read_paused: bool
+    frames: list[bytes]
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio (and once by uvicorn, with the handshake's request)."""
@@ -50,6 +51,18 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
             self.read_paused = True
             self.transport.pause_reading()
         return True
+
+    def send_receive_event_to_app(self) -> None:
+        """Called by uvicorn with a whole message. It logs a traceback for text that is none; closing says it all."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     @property
     def _open(self) -> bool:

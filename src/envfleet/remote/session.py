@@ -73,7 +73,7 @@ class Session:
             if not self._is_next(message):
                 return None
         except BadFrame as error:
-            return self._reject("INVALID_JSON", str(error))
+            return self._reject("INVALID_JSON", str(error), unread=True)
         if message.kind == "close":
             raise Over
         handler = self._answers.get(message.kind)
@@ -119,11 +119,14 @@ class Session:
         self._running, self._fresh = False, True
         return self._error("EXECUTION_ERROR", why, kind=kind, reset_needed=True)
 
-    def _reject(self, code: str, message: str, **details: Any) -> Frame:
+    def _reject(self, code: str, message: str, unread: bool = False, **details: Any) -> Frame:
+        """An error; without a number where the request could not be read, for then nobody knows what it was."""
+        number = None if unread else self._number
         self._bad += 1
         if self._bad >= MAX_BAD:
-            raise Over(self._error("SESSION_ERROR", f"{MAX_BAD} bad messages in a row; the last: {message}"))
-        return self._error(code, message, **details)
+            last = f"{MAX_BAD} bad messages in a row; the last: {message}"
+            raise Over(error_frame("SESSION_ERROR", last, number=number))
+        return error_frame(code, message, number=number, **details)
 
     async def _state(self, data: Any) -> Frame:
         state = {"episode_id": self._episode_id, "step_count": self._steps}

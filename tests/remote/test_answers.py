@@ -66,7 +66,7 @@ def shares_of(monotone):
 
 
 def count_of(request):
-    return 1000 if request.config.getoption("--full") else 150
+    return 1000 if request.config.getoption("--full") else 120
 
 
 def test_numbered_answers_are_never_taken_for_others(request):

@@ -160,7 +160,7 @@ def test_silent_connections_are_closed_and_keep_nobody_out(tmp_path):
     """2,000 that say nothing: health and schema are answered at once, sessions open, and in the end they are gone."""
     count = 2000
     log = tmp_path / "log"
-    with OurServer("Echo", "--backend", "serial", "--request-timeout-s", "4", log=log) as server:
+    with OurServer("Echo", "--backend", "serial", "--request-timeout-s", "3", log=log) as server:
         begun = time.monotonic()
         silent = [socket.create_connection(("127.0.0.1", int(server.port)), timeout=10) for _ in range(count)]
         halves = [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: lo", b"POST /reset HTTP/1.1\r\nHost: localhost\r\n"
@@ -183,10 +183,10 @@ def test_silent_connections_are_closed_and_keep_nobody_out(tmp_path):
 
 def test_a_connection_that_is_used_is_not_silent():
     """Keep-alive, pipelined and slow requests live on past the limit for silence."""
-    with Server("Echo", port=0, max_sessions=2, backend="serial", request_timeout_s=0.4) as server:
+    with Server("Echo", port=0, max_sessions=2, backend="serial", request_timeout_s=0.3) as server:
         ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
-            end = time.monotonic() + 1.2
+            end = time.monotonic() + 0.7
             while time.monotonic() < end:
                 sock.sendall(ask + ask)
                 got = b""
@@ -196,7 +196,7 @@ def test_a_connection_that_is_used_is_not_silent():
             assert closed(sock), "and when it says nothing any more, it is closed too"
         with HttpEnvClient(server.url, capacity=CapacityTable()) as client:
             client.reset()
-            threading.Event().wait(0.8)
+            threading.Event().wait(0.5)
             assert client.step({"message": "a session is not a request"}).observation.n == 1
 
 

@@ -54,7 +54,7 @@ def test_row_for_row_what_a_local_fleet_gives(binary, backend):
         assert remote.single_observation_space == local.single_observation_space
         rng = np.random.default_rng(1)
         mine, theirs = remote.reset(seed=1), local.reset(seed=1)
-        for turn in range(40):
+        for turn in range(24):
             for name in COLUMNS:
                 assert fingerprint(getattr(mine, name)) == fingerprint(getattr(theirs, name)), (turn, name)
             for part in ("obs", "final_obs"):
@@ -66,8 +66,7 @@ def test_row_for_row_what_a_local_fleet_gives(binary, backend):
                     a, b = getattr(mine, part)[slot], getattr(theirs, part)[slot]
                     assert set(a or {}) == set(b or {}), (turn, part)
                     for key in b or {}:
-                        if key != "options":
-                            assert fingerprint(a[key]) == fingerprint(b[key]), (turn, part, key)
+                        assert fingerprint(a[key]) == fingerprint(b[key]), (turn, part, key)
             pushed = rng.uniform(-1, 1, (2, 2)).astype(np.float32)
             action = {"say": [TEXTS[turn % len(TEXTS)][:50], "x"], "push": pushed}
             mine, theirs = remote.step(action), local.step(action)

@@ -79,7 +79,7 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(ANYTHING)
 def test_no_frame_breaks_the_reader(frame):
     for read in (decode, exact.decode):

@@ -61,6 +61,7 @@ class EnvInterface:
         results: dict[int, Any] = {}
         wanted = set(chosen.tolist())  # an answer of another slot belongs to a call that was interrupted
         supervisor, lost = self._supervisor, None
+        begun_s = supervisor.watched_s
         # To the last answer, also when one slot's worker is lost: an answer left behind would pass for the next call's.
         while len(results) < len(chosen):
             answers = self._backend.replies(supervisor.next_look_s())
@@ -69,6 +70,7 @@ class EnvInterface:
             self._backend.wait(1, 0.0)
             supervisor.take()
             supervisor.look(force=True)
+            supervisor.look_for_silent_calls(wanted.difference(results), begun_s)
             for fault in supervisor.faults[before:]:
                 if fault.slot in chosen and fault.slot not in results:
                     results[fault.slot] = None

@@ -14,7 +14,8 @@ SRC = Path(__file__).parent.parent.parent / "src"
 class OurServer:
     """`envfleet serve ENV --port 0 …`; `url` once entered. `kill()` and `start()` model a crash and a comeback."""
 
-    def __init__(self, env: str, *options: str):
+    def __init__(self, env: str, *options: str, log=None):
+        self.log = log  # a file for what it writes to stderr
         self.command = [sys.executable, "-m", "envfleet", "serve", env, *options]
         self.port = "0"
 
@@ -25,7 +26,8 @@ class OurServer:
         paths = os.pathsep.join([str(SRC), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "PYTHONPATH": paths}
         command = [*self.command, "--port", self.port]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        errors = None if self.log is None else self.log.open("ab")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
         self.line = self.process.stdout.readline()
         self.url = self.line.split(" on ")[1].split(" ")[0]
         self.port = self.url.rpartition(":")[2]

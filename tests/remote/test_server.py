@@ -189,8 +189,14 @@ def test_nan_and_truncation_cross_the_wire(misbehaving):
         ours.reset()
         plain.reset()
         mine, theirs = ours.step(4), plain.step(4)
-        assert np.isnan(mine.observation.obs[2]) and mine.reward is None
-        assert theirs.observation.obs[2] is None and theirs.reward is None
+        for result in (mine, theirs):
+            assert np.isnan(result.observation.obs[2]) and np.isnan(result.reward)
+        with connect(misbehaving.url.replace("http", "ws") + "/ws") as other:  # OpenEnv has null for it
+            other.send('{"type": "reset"}')
+            other.recv()
+            other.send('{"type": "step", "data": {"action": 4}}')
+            data = json.loads(other.recv())["data"]
+            assert data["observation"]["obs"][2] is None and data["reward"] is None
         for _ in range(4):
             result = ours.step(0)
         assert result.truncated and not result.terminated

@@ -7,7 +7,7 @@ import envfleet as ef
 from envfleet.envs.connect4 import Connect4Client
 from envfleet.envs.echo import EchoClient
 from envfleet.errors import BadArgument
-from envfleet.remote import ChaosProxy, OpenEnvGymnasiumWrapper, Server, SessionLost
+from envfleet.remote import ChaosProxy, OpenEnvGymnasiumWrapper, Server, SessionLost, views
 from envfleet.remote.views import text_of
 
 
@@ -186,3 +186,39 @@ def test_sb3_takes_text_observations():
 
     env = OpenEnvGymnasiumWrapper(EchoClient(horizon=4), "text", "discrete", actions=["a", "bbbb"], text_length=16)
     PPO("MlpPolicy", env, n_steps=32, batch_size=16, n_epochs=1, seed=0, device="cpu").learn(64)
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "object", "properties": {"b": {"$ref": "#/$defs/A"}}}}},
+        {"properties": {"a": {"type": "integer", "minimum": 0, "maximum": 10**400}}},
+        {"properties": {"a": {"type": "array", "minItems": 2**40, "maxItems": 2**40, "items": {"type": "number"}}}},
+        {"properties": {"a": 3}},
+        {"properties": {"a": {"type": "string", "maxLength": "x"}}},
+        {"properties": {"obs": {}}, "x-gymnasium": {"space": "Box", "shape": [2**40, 2**40], "dtype": "<f4", "low": 0, "high": 1}},
+        {"properties": {"obs": {}}, "x-gymnasium": {"space": "Box", "shape": [2], "dtype": "|O8", "low": 0, "high": 1}},
+        {"properties": {"obs": {}}, "x-gymnasium": {"space": "Discrete", "n": "many"}},
+        {"properties": {}, "x-gymnasium": {"space": "Discrete", "n": 2, "start": 0}},
+        {"properties": {"obs": {}}, "x-gymnasium": [1]},
+    ],
+)  # fmt: skip
+def test_schemas_that_cannot_be_read_are_refused(observation):
+    with pytest.raises(BadArgument):
+        views.observation_view("json", {"observation": observation}, 16)
+
+
+def test_fields_that_may_be_null_are_read_so():
+    text = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    observation = {
+        "properties": {"may": text, "must": {"type": "string"}, "flag": {"type": "boolean"}, "x": {"type": "number"}}
+    }
+    view = views.observation_view("json", {"observation": observation}, 16)
+    fields = {"may": None, "must": "m", "flag": True, "x": None}
+    seen = view.value(fields, "", False)
+    assert (seen["may"], seen["must"], seen["flag"]) == ("", "m", 1) and np.isnan(seen["x"])
+    for wrong in ({"must": None}, {"flag": 1}, {"flag": None}, {"x": "1"}, {"x": True}, {"may": 3}):
+        with pytest.raises(BadArgument):
+            view.value({**fields, **wrong}, "", False)
+    with pytest.raises(BadArgument):
+        view.value(fields, "", True)  # a server of ours has NaN for NaN

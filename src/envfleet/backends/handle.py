@@ -6,7 +6,7 @@ from typing import Any
 
 from envfleet.supervise.channel import ParentChannel
 from envfleet.supervise.launcher import Keeper
-from envfleet.supervise.memory import Pulse, anonymous_file
+from envfleet.supervise.memory import Pulse, anonymous_file, owned
 
 
 class WorkerHandle:
@@ -25,7 +25,7 @@ class WorkerHandle:
         self.rung = 0  # the first message it has not been rung for, where it does not wait at its socket
         self.handing: tuple[Any, Any, ParentChannel, int] | None = None  # slots, turns … of a frame being posted
         self.attempts = 0  # at reading the frame that is next
-        self.stack_fd = anonymous_file("envfleet-stack")
+        self._stack = owned(anonymous_file("envfleet-stack"))
 
     @property
     def pid(self) -> int:
@@ -34,6 +34,15 @@ class WorkerHandle:
         if pid is None:
             raise ProcessLookupError(f"worker {self.index} has no process")
         return pid
+
+    @property
+    def stack_fd(self) -> int:
+        """The descriptor of the file its Python stacks are written to."""
+        return self._stack.fileno()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._stack.close()
 
     @property
     def alive(self) -> bool:

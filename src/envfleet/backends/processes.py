@@ -526,12 +526,12 @@ class ProcessBackend(Backend):
     def _release(self) -> None:
         for worker in self._workers:
             self._forget(worker)
-            os.close(worker.stack_fd)
-        if self._keeper is not None:
-            self._keeper.close()
-        self._keeper = None
+            worker.close()
         self.pulses = []
         self._pulse_segment.close()
+        if self._keeper is not None:
+            self._keeper.close()
+        self._keeper = None  # last: until then an interrupted close can be called again
 
 
 def load_value(data: bytes | Failure | None, phase: str) -> Any:

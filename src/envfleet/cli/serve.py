@@ -36,7 +36,41 @@ def add_parser(subparsers: Any) -> None:
         choices=["auto", "pipe", "thread", "aio", "serial"],
         help="where environments run (default: auto, worker processes with a thread for each session)",
     )
-    parser.add_argument("--idle-timeout-s", type=float, default=300.0, help="end silent sessions (default: 300)")
+    parser.add_argument(
+        "--idle-timeout-s", type=float, default=300.0, help="end silent sessions, waited for or not (default: 300)"
+    )
+    parser.add_argument(
+        "--handover-s",
+        type=float,
+        default=5.0,
+        help="while others wait, end sessions silent for so long that have no episode running (default: 5)",
+    )
+    parser.add_argument(
+        "--episode-idle-s",
+        type=float,
+        default=120.0,
+        help="while others wait, end sessions silent for so long in the middle of an episode (default: 120)",
+    )
+    parser.add_argument(
+        "--request-timeout-s",
+        type=float,
+        default=30.0,
+        help="close connections that have not sent a whole request by then (default: 30)",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="one more name clients use for this server, or '*' (default: loopback and the address of --host)",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web origin whose pages may use this server, such as https://lab.example, or '*' (default: loopback)",
+    )
     parser.add_argument("--step-timeout-s", type=float, default=60.0, help="end stuck steps (default: 60)")
     parser.add_argument("--max-message-bytes", type=int, default=16 * 2**20, help="largest message (default: 16 MiB)")
     parser.add_argument("--token-file", type=Path, default=None, help="file with the token clients must send")
@@ -61,8 +95,14 @@ def run(args: argparse.Namespace) -> int:
         idle_timeout_s=args.idle_timeout_s,
         step_timeout_s=args.step_timeout_s,
         max_message_bytes=args.max_message_bytes,
+        handover_s=args.handover_s,
+        episode_idle_s=args.episode_idle_s,
+        request_timeout_s=args.request_timeout_s,
+        allow_hosts=args.allow_host,
+        allow_origins=args.allow_origin,
         token=read_token(args.token_file),
     )
+    _raise_file_limit()
     server.bind()
     config = server.config
     lock = "token needed" if config.token else "open to everyone who can reach it"
@@ -74,6 +114,18 @@ def run(args: argparse.Namespace) -> int:
     finally:
         server.close()
     return 0
+
+
+def _raise_file_limit() -> None:
+    """Every connection is a file: take as many as this process may have, so that silent ones cannot use them up."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def read_token(path: Path | None) -> str | None:

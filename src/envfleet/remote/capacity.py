@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 FIRST_TRIES = 16  # attempts at once at a server whose limit is not known yet
 RETRY_S, RETRY_MAX_S = 0.05, 1.0  # between tries past a learned limit
@@ -72,6 +73,12 @@ class CapacityTable:
         self._lock = Lock()
         self._places: dict[str, _Place] = {}
         self._queue: list[Ticket] = []
+        self._lore: dict[str, dict[str, Any]] = {}
+
+    def lore(self, url: str) -> dict[str, Any]:
+        """What else was learnt about a server, by whoever learns it: all clients of a server share it."""
+        with self._lock:
+            return self._lore.setdefault(url, {})
 
     def enter(self, urls: Sequence[str], wake: Callable[[], None]) -> Ticket:
         """Queue for a session at any of these servers."""

@@ -3,87 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Any
 
-from envfleet.errors import BadArgument, ResetNeeded
-from envfleet.remote import errors, wire
-from envfleet.remote.capacity import CapacityTable, Ticket, shared_table
+from envfleet.errors import FleetError, ResetNeeded
+from envfleet.remote import errors, exact, wire
+from envfleet.remote.capacity import shared_table
+from envfleet.remote.config import ClientConfig, ClientStats, endpoints_of
+from envfleet.remote.exact import BadFrame, Message
+from envfleet.remote.opening import Opener
 from envfleet.remote.result import Fields, StepResult, action_payload
+from envfleet.remote.witness import Witness
 
-_log = logging.getLogger("envfleet.remote")
-
-
-@dataclass(frozen=True)
-class ClientConfig:
-    """The options of a client; every one is a keyword argument of `HttpEnvClient` and `AsyncEnvClient`.
-
-    Args:
-        headers: sent with the handshake; `token` adds `Authorization: Bearer …`.
-        connect_timeout_s: for one try at one server.
-        message_timeout_s: for one request; `reset`, `step` and `state` take their own `timeout_s`.
-        capacity_timeout_s: how long to wait for a free session before CapacityReached surfaces.
-        down_timeout_s: how long to keep trying when no server answers at all.
-        max_message_bytes: larger answers are refused (MessageTooBig).
-        ping_interval_s, ping_timeout_s: WebSocket keep-alive.
-        compression: permessage-deflate; it costs CPU and helps only on slow lines.
-        ssl_context: for https/wss; None verifies certificates with the system's roots.
-        binary: offer raw bytes for arrays to servers of ours.
-        capacity: the table of sessions to share; None is the one of this process.
-    """
-
-    headers: Mapping[str, str] | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    connect_timeout_s: float = 10.0
-    message_timeout_s: float = 60.0
-    capacity_timeout_s: float = 60.0
-    down_timeout_s: float = 0.0
-    max_message_bytes: int = 100 * 2**20
-    ping_interval_s: float | None = 20.0
-    ping_timeout_s: float | None = 20.0
-    compression: bool = False
-    ssl_context: ssl.SSLContext | None = None
-    binary: bool = True
-    capacity: CapacityTable | None = None
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> ClientConfig:
-        """From keyword arguments; an unknown one is a BadArgument that lists the known."""
-        known = [each.name for each in fields(cls)]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise BadArgument(f"unknown client options {unknown}; there are {', '.join(known)}")
-        return cls(**options)
-
-
-@dataclass
-class ClientStats:
-    """What a client has seen: counts, and the seconds it spent waiting for capacity and for answers."""
-
-    steps: int = 0
-    resets: int = 0
-    connects: int = 0
-    refusals: int = 0
-    interruptions: int = 0
-    waited_s: float = 0.0
-    answered_s: float = 0.0
-
-
-def endpoints_of(url: Any, config: ClientConfig) -> dict[str, wire.Endpoint]:
-    """The servers of a URL, a list of them, or a mapping with `env_url`."""
-    if isinstance(url, Mapping):
-        if "env_url" not in url:
-            raise BadArgument("a client's mapping needs the key 'env_url'")
-        url = url["env_url"]
-    urls = [url] if isinstance(url, str) else list(url)
-    if not urls:
-        raise BadArgument("a client needs at least one server address")
-    parsed = [wire.Endpoint.parse(each, config.headers, config.token) for each in urls]
-    return {endpoint.public: endpoint for endpoint in parsed}
+__all__ = ["AsyncEnvClient", "ClientConfig", "ClientStats", "endpoints_of"]
 
 
 class AsyncEnvClient:
@@ -91,9 +24,12 @@ class AsyncEnvClient:
 
     It connects at the first `reset` and keeps the session across episodes. After a timeout, a cancellation
     or a lost connection the socket is dropped, `SessionInterrupted` (or the cancellation) is raised, and
-    `step` raises `ResetNeeded` until the next `reset`, which opens a new session. With several servers a
-    session is opened wherever there is room; when others in this process wait for one, it is handed on at
-    an episode's end.
+    `step` raises `ResetNeeded` until the next `reset`, which opens a new session. So does a `reset` that finds its
+    session ended by the server. With several servers a session is opened wherever there is room; when others in this
+    process wait for one, it is handed on at an episode's end.
+
+    Servers of ours number their answers; of others every episode is checked before its last answer is returned
+    (`envfleet.remote.witness`). An answer that was found to be another request's is ProtocolBroken.
 
     Args:
         url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url`.
@@ -115,10 +51,12 @@ class AsyncEnvClient:
         self._busy = False
         self._running = False  # an episode was reset on this very session
         self._episode_steps = 0
+        self._witnesses = {url: Witness(self._table.lore(url)) for url in self._endpoints}
         self._last_state: Fields | None = None
         self._action_name: str | None = None
         self.keeps_last_state = True  # whether a session handed on is asked for its state first
         self.stats = ClientStats()
+        self._opener = Opener(self._endpoints, self.config, self._table, self.stats)
 
     @property
     def url(self) -> str:
@@ -136,13 +74,23 @@ class AsyncEnvClient:
         try:
             self._running = False
             self._last_state = None
+            if self._link is not None and not self._link.is_clean:
+                self.stats.renewed += 1
+                self._drop()  # between episodes nothing is lost with it
             if self._link is None or self._table.contended(self._url):
                 await self._hang_up()
                 await self._open()
+            self._episode_steps = 0
+            self._witnesses[self._url].began()
             result = await self._result("reset", kwargs, timeout_s)
             self.stats.resets += 1
-            self._running, self._episode_steps = True, 0
+            self._running = True
             return result
+        except FleetError:
+            raise
+        except BaseException:
+            self._drop()  # interrupted somewhere: whatever was out must not meet a later request
+            raise
         finally:
             self._busy = False
 
@@ -156,12 +104,30 @@ class AsyncEnvClient:
                 payload = action
             else:
                 payload = action_payload(action, self._action_name or await self._find_action_name(action))
-            result: StepResult = await self._request("step", payload, "observation", wire.parse_result, timeout_s)
+            result = await self._result("step", payload, timeout_s)
             self.stats.steps += 1
-            self._episode_steps += 1
-            if result.done and self._table.contended(self._url):
-                await self._hand_on()
+            if result.done:
+                state = await self._check(timeout_s, at_end=True)
+                if self._table.contended(self._url):
+                    await self._hand_on(state)
             return result
+        except FleetError:
+            raise
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            self._busy = False
+
+    async def confirm(self, *, timeout_s: float | None = None) -> None:
+        """Make sure that every answer of this episode so far belonged to its request; raises ProtocolBroken.
+
+        `step` does so at an episode's end; for callers who end episodes themselves. Costs nothing with servers of ours.
+        """
+        self._enter()
+        try:
+            if self._running:
+                await self._check(timeout_s, at_end=True)
         finally:
             self._busy = False
 
@@ -210,29 +176,92 @@ class AsyncEnvClient:
         return self._action_name
 
     async def _result(self, kind: str, data: dict[str, Any], timeout_s: float | None) -> StepResult:
-        result: StepResult = await self._request(kind, data, "observation", wire.parse_result, timeout_s)
+        """Reset or step; with servers that do not number their answers, a repeated one is looked into."""
+        link, is_step = self._link, kind == "step"
+        witness = None if link.is_exact else self._witnesses[self._url]
+        repeated = False
+
+        def parse(message: Message) -> StepResult:
+            nonlocal repeated
+            repeated = witness is not None and witness.repeats(message.mark)
+            return exact.parse_result(message.data, is_step) if witness is None else wire.parse_result(message.data)
+
+        try:
+            result: StepResult = await self._request(kind, data, "observation", parse, timeout_s)
+        except errors.ServerError:
+            if witness is not None:
+                witness.failed()
+            raise
+        self._episode_steps += is_step
+        if witness is None:
+            return result
+        if is_step:
+            witness.stepped()
+        verdict = witness.watch(result.observation, repeated)
+        if verdict == "duplicate" or (repeated and self.config.repeats == "fault"):
+            raise self._broken(errors.ProtocolBroken, "an answer came a second time")
+        if is_step and result.done:
+            return result  # `step` checks at the end
+        if verdict == "check" or result.done:
+            await self._check(timeout_s)
+        if verdict == "check" and not repeated:
+            witness.unlearn()
         return result
 
-    async def _state(self, timeout_s: float | None) -> Fields:
-        def fields(data: Any) -> Fields:
-            return Fields(data) if isinstance(data, Mapping) else Fields()
+    async def _check(self, timeout_s: float | None, at_end: bool = False) -> Fields | None:
+        """Ask an official server's state: it must be the next answer, and count as many steps as were taken."""
+        if self._link.is_exact:
+            return None
+        witness = self._witnesses[self._url]
+        if witness.stateless is not None:
+            if not at_end:
+                await self._check_stateless(witness.stateless, timeout_s)
+            return None
+        self.stats.checks += 1
+        try:
+            state = await self._state(timeout_s)
+        except errors.ServerError as error:
+            if witness.has_state:
+                raise self._broken(errors.ProtocolBroken, f"state was answered with {error}") from None
+            return None  # an environment without a usable state cannot be asked
+        wrong = witness.disagrees(state) if self.config.step_counts else None
+        if wrong is not None:
+            hint = "an answer was duplicated or lost (step_counts=False if this server counts otherwise)"
+            raise self._broken(errors.ProtocolBroken, f"{wrong}: {hint}")
+        return state
 
-        state: Fields = await self._request("state", None, "state", fields, timeout_s)
+    async def _check_stateless(self, known: Message, timeout_s: float | None) -> None:
+        """A server that answers `state` with something else must at least give the answer it gave at first."""
+        self.stats.checks += 1
+        mark = await self._request("state", None, known.kind, lambda message: message.mark, timeout_s)
+        if mark != known.mark:
+            raise self._broken(errors.ProtocolBroken, "an answer came a second time, and the next is out of turn")
+
+    async def _state(self, timeout_s: float | None) -> Fields:
+        def parse(message: Message) -> Fields:
+            if not isinstance(message.data, dict):
+                raise BadFrame("a state that is no object")
+            return Fields(message.data)
+
+        state: Fields = await self._request("state", None, "state", parse, timeout_s)
         return state
 
     async def _request(
-        self, kind: str, data: Any, expected: str, parse: Callable[[Any], Any], timeout_s: float | None
+        self, kind: str, data: Any, expected: str, parse: Callable[[Message], Any], timeout_s: float | None
     ) -> Any:
         """Send one request and return what its answer says: the guard is here and nowhere else."""
         link = self._link
         timeout_s = self.config.message_timeout_s if timeout_s is None else timeout_s
-        request = wire.encode(kind, data, binary=link.binary)
+        request = link.frame(kind, data)
         started = time.perf_counter()
         try:
-            answered, content = wire.decode(await link.ask(request, timeout_s))
+            answer = await link.ask(request, timeout_s)
             self.stats.answered_s += time.perf_counter() - started
-            if answered == expected:
-                return parse(content)
+            if answer.kind == expected:
+                return parse(answer)
+            if answer.kind != "error":
+                raise BadFrame(f"{answer.kind[:40]!r} is no answer to {kind}")
+            failure = errors.from_frame(answer.data, self._url)
         except TimeoutError:
             raise self._broken(errors.MessageTimeout, f"no answer to {kind} in {timeout_s:g} s") from None
         except errors.Closed as error:
@@ -240,34 +269,41 @@ class AsyncEnvClient:
             why = f"{error}: a message over the limit of bytes" if error.too_big else str(error)
             raise self._broken(broken, why) from None
         except errors.Unsolicited as error:
-            raise self._unsolicited(error.frame) from None
-        except wire.BadFrame as error:
+            raise self._unsolicited(error.message) from None
+        except BadFrame as error:
             raise self._broken(errors.ProtocolBroken, str(error)) from None
         except BaseException as error:
             # Cancelled (or interrupted) in the middle: the answer may still come, so the socket must go.
             self._broken(errors.SessionLost, type(error).__name__)
             raise
-        if answered != "error":
-            raise self._broken(errors.ProtocolBroken, f"{answered!r} is no answer to {kind}")
-        failure = errors.from_frame(content, self._url)
+        finally:
+            self.stats.dropped += link.dropped
+            link.dropped = 0
         if isinstance(failure, (errors.CapacityReached, errors.SessionRefused)):
             self._drop()
         raise failure
+
+    def abandon(self) -> None:
+        """Drop the session of a call that was interrupted; the next one must be a `reset`."""
+        self._drop()
+        self._busy = False
+
+    def refuse(self, why: str) -> errors.ProtocolBroken:
+        """The error for an answer that does not fit the server's own schema; the session is dropped."""
+        error = self._broken(errors.ProtocolBroken, why)
+        assert isinstance(error, errors.ProtocolBroken)
+        return error
 
     def _broken(self, kind: type[errors.SessionInterrupted], why: str) -> errors.SessionInterrupted:
         self.stats.interruptions += 1
         self._drop()
         return kind(self._url, why, self._episode_steps)
 
-    def _unsolicited(self, frame: str | bytes) -> errors.RemoteError:
+    def _unsolicited(self, message: Message) -> errors.RemoteError:
         """A server that ends a session on its own (idle, shutting down) says why before it closes."""
-        try:
-            kind, content = wire.decode(frame)
-        except wire.BadFrame:
-            kind, content = "", None
-        if kind != "error":
+        if message.kind != "error":
             return self._broken(errors.ProtocolBroken, "a frame nobody asked for")
-        failure = errors.from_frame(content, self._url)
+        failure = errors.from_frame(message.data, self._url)
         if isinstance(failure, errors.CapacityReached):
             self._drop()
             return failure
@@ -292,87 +328,17 @@ class AsyncEnvClient:
             link.abort()
             self._table.released(self._url)
 
-    async def _hand_on(self) -> None:
+    async def _hand_on(self, state: Fields | None) -> None:
         """Others wait and this episode is over: keep the final state for `state()`, free the session."""
-        if self.keeps_last_state:
+        if state is None and self.keeps_last_state:
             try:
-                self._last_state = await self._state(5.0)
+                state = await self._state(5.0)
             except errors.RemoteError:
-                self._last_state = Fields()
+                state = None
+        self._last_state = state if state is not None else Fields()
         self._running = False
         await self._hang_up()
 
     async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(woken.set)
-
-        ticket = self._table.enter(tuple(self._endpoints), wake)
-        started = time.monotonic()
-        last: errors.CapacityReached | None = None
-        try:
-            while self._link is None:
-                waited = time.monotonic() - started
-                choice = self._table.choose(ticket)
-                if isinstance(choice, str):
-                    last = await self._try(ticket, choice) or last
-                    continue
-                self._give_up(ticket, waited, last)
-                woken.clear()
-                try:
-                    await asyncio.wait_for(woken.wait(), choice)
-                except TimeoutError:
-                    pass  # nobody called: look at the table again
-        finally:
-            self._table.leave(ticket)
-            self.stats.waited_s += time.monotonic() - started
-
-    def _give_up(self, ticket: Ticket, waited: float, last: errors.CapacityReached | None) -> None:
-        """Raise when there is no point in waiting on, or no time left for it."""
-        down = self._table.all_down(ticket.urls)
-        if down and waited >= self.config.down_timeout_s:
-            reasons = "; ".join(ticket.failures.get(url, "down") for url in ticket.urls)
-            raise errors.ConnectFailed(", ".join(ticket.urls), reasons)
-        if down and self._table.is_news(ticket.urls):
-            wait_s = self.config.down_timeout_s
-            _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(ticket.urls), wait_s)
-        if not down and waited >= self.config.capacity_timeout_s:
-            active, most = (last.active, last.max) if last else (None, None)
-            raise errors.CapacityReached(", ".join(ticket.urls), active, most, round(waited, 3))
-
-    async def _try(self, ticket: Ticket, url: str) -> errors.CapacityReached | None:
-        """One try at one server. Connected does not mean served: only an answer to a probe does."""
-        from envfleet.remote.link import open_link
-
-        link = None
-        try:
-            link = await open_link(self._endpoints[url], self.config)
-            try:
-                frame = await link.ask(wire.encode("state"), self.config.connect_timeout_s)
-            except (errors.Closed, errors.Unsolicited) as gone:
-                frame = gone.frame if isinstance(gone, errors.Unsolicited) else link.early_frame() or ""
-            kind, content = wire.decode(frame) if frame else ("error", {"message": "closed at once"})
-            failure = errors.from_frame(content, url) if kind == "error" else None
-            if isinstance(failure, errors.CapacityReached):
-                raise failure
-            if isinstance(failure, errors.SessionRefused) or not frame:
-                raise errors.ConnectFailed(url, str(failure))
-            # Any other answer, an environment without a usable state included, means there is a session.
-            self._table.opened(ticket)
-            self._link, self._url, link = link, url, None
-            self.stats.connects += 1
-            return None
-        except errors.CapacityReached as full:
-            self.stats.refusals += 1
-            self._table.refused(ticket, full.active, full.max)
-            return full
-        except errors.Unauthorized:
-            raise
-        except (errors.ConnectFailed, TimeoutError, wire.BadFrame) as error:
-            self._table.failed(ticket, getattr(error, "why", str(error)) or "no answer to the first message")
-            return None
-        finally:
-            if link is not None:
-                link.abort()
+        self._link, self._url, first = await self._opener.open()
+        self._witnesses[self._url].connected(first)

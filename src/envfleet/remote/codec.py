@@ -19,12 +19,12 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
+from envfleet.remote.members import BadAction, Flag, from_json, show
+
+__all__ = ["SPACE_KEY", "BadAction", "Dialect", "from_json", "jsonable", "schema", "space_from_json", "space_to_json",
+           "to_binary", "to_json", "to_lists"]  # fmt: skip
 
 SPACE_KEY = "x-gymnasium"  # the exact space, beside the JSON schema every OpenEnv client understands
-
-
-class BadAction(BadArgument):
-    """An action from the wire does not fit the action space; the message says which part."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Dialect:
         if self._acts_in_fields:
             return from_json(self.action_space, fields, "action")
         if len(fields) != 1 or self.action_name not in fields:
-            raise BadAction(f"an action has the one field {self.action_name!r}; got {sorted(map(str, fields))}")
+            raise BadAction(f"an action has the one field {self.action_name!r}; got {show(list(fields)[:10])}")
         return from_json(self.action_space, fields[self.action_name], self.action_name)
 
     def payload(self, action: Any) -> dict[str, Any]:
@@ -82,12 +82,12 @@ class Dialect:
         return value if self._acts_in_fields else {self.action_name: value}
 
     def observation(self, obs: Any, info: Mapping[str, Any], convert: Callable[..., Any] | None = None) -> Any:
-        """The fields of an observation; `convert` is `to_json`, or `to_binary` for a frame of raw bytes."""
+        """The fields of an observation; `convert` is `to_json`, or `to_lists` or `to_binary` between our own ends."""
         value = (convert or to_json)(self.observation_space, obs)
         fields = value if self._sees_fields else {self.observation_name: value}
         for key in self.info_fields:
             if key in info:
-                fields[key] = jsonable(info[key])
+                fields[key] = jsonable(info[key]) if convert in (None, to_json) else info[key]
         return fields
 
     def metadata(self, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,28 +121,29 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 
 def to_json(space: spaces.Space[Any], value: Any) -> Any:
     """A value of the space as JSON data; numbers that JSON lacks (NaN, infinities) become null."""
-    if type(value) is str or type(value) is np.ndarray:
-        return jsonable(value)
-    if isinstance(space, spaces.Dict):
-        return {key: to_json(inner, value[key]) for key, inner in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return [to_json(inner, part) for inner, part in zip(space.spaces, value)]
-    if isinstance(space, spaces.Sequence) and not space.stack:
-        return [to_json(space.feature_space, part) for part in value]
-    return jsonable(value)
+    return _convert(space, value, jsonable)
+
+
+def to_lists(space: spaces.Space[Any], value: Any) -> Any:
+    """Like `to_json`, but numbers that JSON lacks stay what they are, for a frame between our own ends."""
+    return _convert(space, value, lambda leaf: leaf.tolist() if isinstance(leaf, (np.ndarray, np.generic)) else leaf)
 
 
 def to_binary(space: spaces.Space[Any], value: Any) -> Any:
-    """Like `to_json`, but arrays stay arrays, for a frame that carries raw bytes."""
-    if type(value) is str:
-        return value
+    """Like `to_lists`, but arrays stay arrays, for a frame that carries raw bytes."""
+    return _convert(space, value, lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf)
+
+
+def _convert(space: spaces.Space[Any], value: Any, leaf: Callable[[Any], Any]) -> Any:
+    if type(value) is str or type(value) is np.ndarray:
+        return leaf(value)
     if isinstance(space, spaces.Dict):
-        return {key: to_binary(inner, value[key]) for key, inner in space.spaces.items()}
+        return {key: _convert(inner, value[key], leaf) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return [to_binary(inner, part) for inner, part in zip(space.spaces, value)]
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return value
-    return to_json(space, value)
+        return [_convert(inner, part, leaf) for inner, part in zip(space.spaces, value)]
+    if isinstance(space, spaces.Sequence) and not space.stack:
+        return [_convert(space.feature_space, part, leaf) for part in value]
+    return bool(value) if isinstance(space, Flag) else leaf(value)
 
 
 def jsonable(value: Any) -> Any:
@@ -164,52 +165,6 @@ def jsonable(value: Any) -> Any:
     return None
 
 
-def from_json(space: spaces.Space[Any], value: Any, where: str) -> Any:
-    """A value of the space from JSON data; raises BadAction naming the part that does not fit."""
-    if type(value) is str and type(space) is spaces.Text:
-        return value
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) or set(value) != set(space.spaces):
-            raise BadAction(f"{where} must have exactly the fields {sorted(space.spaces)}")
-        return {key: from_json(inner, value[key], f"{where}.{key}") for key, inner in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, (list, tuple)) or len(value) != len(space.spaces):
-            raise BadAction(f"{where} must be a list of {len(space.spaces)}")
-        return tuple(
-            from_json(inner, part, f"{where}[{i}]") for i, (inner, part) in enumerate(zip(space.spaces, value))
-        )
-    if isinstance(space, spaces.Discrete):
-        # bool is an int in Python but not an action; 2.0 from a JavaScript client is.
-        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value != int(value):
-            raise BadAction(f"{where} must be an integer, got {_show(value)}")
-        value = int(value)
-    elif isinstance(space, spaces.Text):
-        if not isinstance(value, str):
-            raise BadAction(f"{where} must be a string, got {_show(value)}")
-        return value  # alphabets are a sampling aid; a message outside ASCII is still a message
-    elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
-        value = _array(space, value, where)
-    if not space.contains(value):
-        raise BadAction(f"{where} = {_show(value)} is not in {space}")
-    return value
-
-
-def _array(space: spaces.Space[Any], value: Any, where: str) -> np.ndarray[Any, Any]:
-    try:
-        array = np.asarray(value, dtype=space.dtype)
-    except (TypeError, ValueError, OverflowError):
-        raise BadAction(f"{where} must be numbers of shape {space.shape}, got {_show(value)}") from None
-    if array.shape != space.shape:
-        raise BadAction(f"{where} must have shape {space.shape}, got {array.shape}")
-    return array
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def schema(space: spaces.Space[Any]) -> dict[str, Any]:
     """The JSON schema of a space's values; raises BadArgument for a space with no JSON form."""
     if isinstance(space, spaces.Dict):
@@ -220,6 +175,8 @@ def schema(space: spaces.Space[Any]) -> dict[str, Any]:
         }
     if isinstance(space, spaces.Tuple):
         return {"type": "array", "prefixItems": [schema(inner) for inner in space.spaces]}
+    if isinstance(space, Flag):
+        return {"type": "boolean"}
     if isinstance(space, spaces.Discrete):
         return {"type": "integer", "minimum": int(space.start), "maximum": int(space.start + space.n) - 1}
     if isinstance(space, spaces.Text):
@@ -299,6 +256,8 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
         return spaces.Sequence(space_from_json(data["of"]), stack=data["stack"])
     if kind == "Box":
         shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+        if math.prod(shape) > 2**31 or dtype.kind not in "biuf":
+            raise BadArgument(f"a Box of shape {shape} and dtype {dtype} cannot be built")
         low, high = (_bound(data[name], shape, dtype) for name in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     raise BadArgument(f"unknown space {kind!r} in the server's schema")

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing, FaultError
-from envfleet.remote.codec import BadAction
+from envfleet.remote.depth import TooDeep, check_depth
+from envfleet.remote.gate import refused_body
+from envfleet.remote.members import BadAction
 from envfleet.remote.session import reset_arguments, result_data
 
 if TYPE_CHECKING:
-    from envfleet.remote.server import App
+    from envfleet.remote.app import App
 
 try:
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError as missing:  # pragma: no cover - depends on the installation
     raise BackendMissing("starlette", extra="remote") from missing
 
 
+_READING_MORE = 64  # bodies that may be read at once beyond the number of sessions: each holds memory
+
+
+class AsciiResponse(JSONResponse):  # type: ignore[misc]
+    """JSON in ASCII: half a character (a lone surrogate), which UTF-8 cannot hold, passes as an escape."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
 class _Refused(Exception):
     def __init__(self, status: int, body: dict[str, Any]) -> None:
-        self.response = JSONResponse(body, status)
+        self.response = AsciiResponse(body, status)
 
 
 def http_app(app: App) -> Any:
@@ -46,6 +58,7 @@ class _Endpoints:
         self._app = app
         self._host, self._config = app.host, app.config
         self._schemas = self._host.dialect.schemas()
+        self._reading = 0  # bodies
 
     async def health(self, request: Request) -> Response:
         """Open to everyone, because load balancers ask it: alive, and how full."""
@@ -59,16 +72,16 @@ class _Endpoints:
             "refused_sessions": self._app.refused,
             "lost_sessions": self._host.lost,
         }
-        return JSONResponse(body)
+        return AsciiResponse(body)
 
     async def metadata(self, request: Request) -> Response:
-        return self._guard(request) or JSONResponse(self._app.about)
+        return self._guard(request) or AsciiResponse(self._app.about)
 
     async def schema(self, request: Request) -> Response:
-        return self._guard(request) or JSONResponse(self._schemas)
+        return self._guard(request) or AsciiResponse(self._schemas)
 
     async def state(self, request: Request) -> Response:
-        return self._guard(request) or JSONResponse({"episode_id": None, "step_count": 0})
+        return self._guard(request) or AsciiResponse({"episode_id": None, "step_count": 0})
 
     async def reset(self, request: Request) -> Response:
         """A throw-away environment, as the protocol has it: sessions live on /ws."""
@@ -79,9 +92,15 @@ class _Endpoints:
         return self._guard(request) or await self._throw_away(request, "action")
 
     def _guard(self, request: Request) -> Response | None:
-        if self._app.allowed(request.headers.raw):
+        headers = request.headers.raw
+        turned_away = self._app.gate.refusal(headers, self._app.local_address(request.scope))
+        if turned_away is not None:
+            return AsciiResponse({"detail": turned_away[1]}, turned_away[0])
+        if request.method == "POST" and (why := refused_body(headers)) is not None:
+            return AsciiResponse({"detail": why}, 415)
+        if self._app.allowed(headers):
             return None
-        return JSONResponse({"detail": "a token is needed"}, 401, {"WWW-Authenticate": "Bearer"})
+        return AsciiResponse({"detail": "a token is needed"}, 401, {"WWW-Authenticate": "Bearer"})
 
     async def _throw_away(self, request: Request, needs: str | None) -> Response:
         try:
@@ -98,27 +117,37 @@ class _Endpoints:
                 if needs is not None:
                     row = await self._host.step(seat, action)
             finally:
-                task = asyncio.ensure_future(self._host.release(seat))
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                self._app.release(seat)
             reward = row.reward if needs is not None else None
-            return JSONResponse({"metadata": None, **result_data(self._host.dialect, row, reward, binary=False)})
+            return AsciiResponse({"metadata": None, **result_data(self._host.dialect, row, reward)})
         except _Refused as refused:
             return refused.response
         except BadAction as error:
-            return JSONResponse({"detail": [{"type": "value_error", "msg": str(error)}]}, 422)
+            return AsciiResponse({"detail": [{"type": "value_error", "msg": str(error)}]}, 422)
+        except ClientDisconnect:
+            return AsciiResponse({"detail": "the request was cut short"}, 400)  # nobody reads it
         except FaultError as error:
-            return JSONResponse({"detail": error.fault.cause}, 500)
+            return AsciiResponse({"detail": error.fault.cause}, 500)
+        except (ValueError, RecursionError, OverflowError) as error:
+            return AsciiResponse({"detail": f"the result cannot be sent: {type(error).__name__}"}, 500)
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        raw = bytearray()
-        async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > self._config.max_message_bytes:
-                raise _Refused(413, {"detail": f"over {self._config.max_message_bytes} bytes"})
+        if self._reading >= self._config.max_sessions + _READING_MORE:
+            raise _Refused(503, {"code": "CAPACITY_REACHED", "detail": "too many requests at once"})
+        self._reading += 1
+        try:
+            raw = bytearray()
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > self._config.max_message_bytes:
+                    raise _Refused(413, {"detail": f"over {self._config.max_message_bytes} bytes"})
+        finally:
+            self._reading -= 1
         try:
             body = json.loads(raw) if raw else {}
-        except (ValueError, RecursionError):
-            raise BadAction("the body is not JSON") from None
+            check_depth(body, raw.count(b"[") + raw.count(b"{"))
+        except (ValueError, RecursionError) as error:
+            raise BadAction(str(error) if isinstance(error, TooDeep) else "the body is not JSON") from None
         if not isinstance(body, dict):
             raise BadAction("the body is an object")
         return body

@@ -118,8 +118,8 @@ class SessionRefused(ServerError):
 class Unsolicited(Exception):
     """Between link and client: a frame came that nobody had asked for; it must not answer a later request."""
 
-    def __init__(self, frame: str | bytes) -> None:
-        self.frame = frame
+    def __init__(self, message: Any) -> None:
+        self.message = message
         super().__init__("a frame nobody asked for")
 
 
@@ -146,6 +146,11 @@ def from_frame(data: Any, url: str) -> RemoteError:
     data = data if isinstance(data, Mapping) else {"message": str(data)}
     code, message = str(data.get("code", "UNKNOWN")), str(data.get("message", "no message"))
     if code == "CAPACITY_REACHED":
-        return CapacityReached(url, data.get("active_sessions"), data.get("max_sessions"))
+        return CapacityReached(url, _count(data.get("active_sessions")), _count(data.get("max_sessions")))
     details = {key: value for key, value in data.items() if key not in ("code", "message")}
     return _BY_CODE.get(code, ServerError)(code, message, details)
+
+
+def _count(value: Any) -> int | None:
+    """What a server says of its sessions, if it is a number that can be one."""
+    return value if type(value) is int and 0 <= value < 2**31 else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,11 @@ from gymnasium import spaces
 
 from envfleet.backends.base import Backend
 from envfleet.batch import Batch
-from envfleet.errors import BadArgument, FaultError
+from envfleet.errors import BadArgument, FaultError, SlotBusy
 from envfleet.fleet import Fleet
 from envfleet.making import make
 from envfleet.remote.codec import Dialect
+from envfleet.remote.members import BadAction
 from envfleet.remote.seats import SEAT, SeatFactory
 from envfleet.slab import Slots
 from envfleet.supervise.machine import usable_cpus
@@ -166,7 +168,12 @@ class FleetHost:
             self._free.append(seat)
 
     def reset(self, seat: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
-        """Reset the seat's environment; `fresh` builds a new one first."""
+        """Reset the seat's environment; `fresh` builds a new one first. Raises BadAction for options that cannot travel."""
+        if options:
+            try:
+                pickle.dumps(options)  # together with those of others it would fail them all
+            except Exception as error:
+                raise BadAction(f"reset's options cannot be passed on: {type(error).__name__}") from None
         self._resets[seat] = (seed, {**options, SEAT: "open"} if fresh else options)
         return self._expect(seat)
 
@@ -206,19 +213,29 @@ class FleetHost:
             return
         steps, self._steps = self._steps, {}
         resets, self._resets = self._resets, {}
-        try:
-            if steps:
-                self._send(fleet, steps)
-            if resets:
-                self._send_resets(fleet, resets)
-        except Exception as error:  # not an environment's fault: those come back as rows
-            for slot in (*steps, *resets):
-                self._fail(slot, error)
+        if steps:
+            self._try(self._send, fleet, steps)
+        if resets:
+            self._try(self._send_resets, fleet, resets)
         self._watch()
         if self._timer is None:
             self._timer = self._loop.call_later(_LOOK_S, self._look)
         if self.backend_name == "serial":
             self._collect()
+
+    def _try(self, send: Callable[[Fleet, dict[int, Any]], None], fleet: Fleet, requests: dict[int, Any]) -> None:
+        """Send together; if that fails (not in an environment: those come back as rows), each alone, so that it is
+        nobody's failure but of whom it is."""
+        try:
+            send(fleet, dict(requests))
+        except Exception as error:
+            for slot, request in requests.items():
+                if slot not in self._waiting or isinstance(error, SlotBusy):
+                    continue  # told already; or it went out before the failure, and its row will come
+                if len(requests) == 1:
+                    self._fail(slot, error)
+                else:
+                    self._try(send, fleet, {slot: request})
 
     def _send(self, fleet: Fleet, steps: dict[int, Any]) -> None:
         while steps:
@@ -292,7 +309,22 @@ class FleetHost:
                 break
             except FaultError as error:
                 ready = self._drop_failed(fleet, ready, error)
+            except Exception as error:
+                if len(ready) > 1:
+                    for slot in ready:
+                        self._receive_alone(fleet, slot)
+                else:
+                    self._fail(int(ready[0]), error)
+                break
         self._watch()
+
+    def _receive_alone(self, fleet: Fleet, slot: int) -> None:
+        """One slot of a receive that failed as a whole: the failure is of whom it is."""
+        try:
+            one = np.array([slot], np.int64)
+            self._deliver(one, fleet.recv(one))
+        except Exception as error:
+            self._fail(int(slot), error)
 
     def _drop_failed(self, fleet: Fleet, ready: Slots, error: FaultError) -> Slots:
         """Tell those whose slots failed; the receive took all of them and left the others, which are returned."""

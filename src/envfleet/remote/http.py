@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BadArgument
+from envfleet.remote.depth import check_depth
 from envfleet.remote.errors import ConnectFailed, Unauthorized
 from envfleet.remote.wire import Endpoint
 
@@ -43,9 +44,11 @@ def get_json(endpoint: Endpoint, path: str, config: ClientConfig) -> Any:
     if len(body) > config.max_message_bytes:
         raise ConnectFailed(endpoint.public, f"{path} is over {config.max_message_bytes} bytes")
     try:
-        return json.loads(body)
-    except ValueError:
-        raise ConnectFailed(endpoint.public, f"{path} is not JSON") from None
+        document = json.loads(body)
+        check_depth(document, body.count(b"[") + body.count(b"{"))
+        return document
+    except (ValueError, RecursionError):
+        raise ConnectFailed(endpoint.public, f"{path} is not JSON, or nested too deep") from None
 
 
 def action_fields(schema: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
     _missing = -1
     _greeted = False
     read_paused: bool
+    frames: list[bytes]
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio (and once by uvicorn, with the handshake's request)."""
@@ -51,6 +52,18 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
             self.transport.pause_reading()
         return True
 
+    def send_receive_event_to_app(self) -> None:
+        """Called by uvicorn with a whole message. It logs a traceback for text that is none; closing says it all."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
     @property
     def _open(self) -> bool:
         return bool(
@@ -65,6 +78,8 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
         """Called by the application."""
         if message["type"] != "websocket.send" or not self._open or not self.writable.is_set():
             await super().send(message)
+            if message["type"] == "websocket.http.response.body":
+                self.handshake_complete = True  # uvicorn forgets, and complains of it in the log
         elif (text := message.get("text")) is not None:
             self.transport.write(server_frame(TEXT, text.encode()))
         else:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing
+from envfleet.remote import exact, wire
 from envfleet.remote.errors import CapacityReached, Closed, ConnectFailed, Unauthorized, Unsolicited
+from envfleet.remote.exact import BadFrame, Message
 from envfleet.remote.frames import BINARY, TEXT, client_frame, missing_after, whole_payload
-from envfleet.remote.wire import SUBPROTOCOL, Endpoint
 
 if TYPE_CHECKING:
-    from envfleet.remote.client import ClientConfig
+    from envfleet.remote.config import ClientConfig
 
 try:
     from websockets.asyncio.client import ClientConnection, connect
@@ -30,6 +32,9 @@ _log.setLevel(logging.INFO)
 class Link(ClientConnection):  # type: ignore[misc]
     """A connection with exactly one request out at a time.
 
+    Between our own ends requests are numbered, from a start that no other connection shares; an answer with an earlier
+    number is a duplicate or came late, and is dropped and counted. Elsewhere the one answer that is due is taken.
+
     It takes the library's handshake, keep-alive and closing as they are, and replaces only the way of a data
     frame: straight to the future that waits, with no queue and no task in between, and without the library's
     parser where a frame comes in one piece (bench/bench_remote.py says what that saves).
@@ -37,8 +42,10 @@ class Link(ClientConnection):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._answer: asyncio.Future[str | bytes] | None = None
-        self._early: str | bytes | None = None
+        self._answer: asyncio.Future[Message] | None = None
+        self._early: Message | Exception | None = None
+        self._first = self._number = int.from_bytes(os.urandom(6), "big")  # of the last request; JSON holds 53 bits
+        self.dropped = 0  # answers that were not to the request that was out
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self._parts: list[bytes] = []
@@ -47,9 +54,20 @@ class Link(ClientConnection):  # type: ignore[misc]
         self._missing = -1  # bytes the last frame lacks; 0: at the end of a frame; -1: not known, the library parses
 
     @property
-    def binary(self) -> bool:
-        """Both ends are ours, so arrays travel as raw bytes."""
-        return bool(self.subprotocol == SUBPROTOCOL)
+    def is_exact(self) -> bool:
+        """Both ends are ours: requests are numbered, and values arrive as they were sent."""
+        return self.subprotocol in exact.SUBPROTOCOLS
+
+    @property
+    def is_clean(self) -> bool:
+        """Open, and nothing was said that nobody asked for."""
+        return self._early is None and self.protocol.state is State.OPEN
+
+    def frame(self, kind: str, data: Any = None) -> str | bytes:
+        """The next request as it is to be sent; raises NoWireForm, and then nothing has happened."""
+        if not self.is_exact:
+            return wire.encode_request(kind, data)
+        return exact.encode(kind, self._number + 1, data, binary=self.subprotocol == exact.BINARY)
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: a whole data frame is taken at once, everything else goes to the library."""
@@ -90,13 +108,39 @@ class Link(ClientConnection):  # type: ignore[misc]
             self._deliver(raw)
 
     def _deliver(self, raw: bytes) -> None:
-        frame: str | bytes = raw
-        if self._is_text:
-            frame = raw.decode("utf-8", errors="replace")
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(frame)
-        elif self._early is None:
-            self._early = frame
+        message = self._read(raw)
+        answer = self._answer if self._answer is not None and not self._answer.done() else None
+        asked_for = answer is not None
+        if self.is_exact and isinstance(message, Message):
+            number = message.number
+            if number is None:
+                asked_for = False  # an error that ends the session, if it is anything
+            elif self._first < number <= self._number - asked_for:
+                self.dropped += 1  # with nothing out, the last request is answered already, and this is it again
+                return
+            elif number != self._number:
+                message = BadFrame(f"an answer to request {number}, which was never made")
+        if not asked_for:
+            self._early = self._early if self._early is not None else message
+            message = self._unasked()
+        if answer is None:
+            return
+        if isinstance(message, Exception):
+            answer.set_exception(message)
+        else:
+            answer.set_result(message)
+
+    def _read(self, raw: bytes) -> Message | Exception:
+        try:
+            frame: str | bytes = raw.decode() if self._is_text else raw
+            return exact.decode(frame) if self.is_exact else Message(*wire.decode(frame), mark=hash(raw))
+        except UnicodeDecodeError:
+            return BadFrame("text that is not UTF-8")
+        except BadFrame as error:
+            return error
+
+    def _unasked(self) -> Exception:
+        return Unsolicited(self._early) if isinstance(self._early, Message) else BadFrame(str(self._early))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio when the socket is gone."""
@@ -113,17 +157,18 @@ class Link(ClientConnection):  # type: ignore[misc]
         too_big = any(end is not None and end.code == 1009 for end in ends)
         return Closed(f"the connection closed with code {code}{f' ({reason})' if reason else ''}", too_big)
 
-    def ask(self, frame: str | bytes, timeout_s: float) -> asyncio.Future[str | bytes]:
-        """Send a frame; the future has the answer, or TimeoutError or Closed. Raises Closed or Unsolicited.
+    def ask(self, frame: str | bytes, timeout_s: float) -> asyncio.Future[Message]:
+        """Send what `frame` gave; the future has the answer, or TimeoutError, Closed, BadFrame or Unsolicited.
 
-        After any exception, a cancellation included, the caller must `abort()`: the answer may still come.
-        Nothing is drained: one request is out at a time, so what is buffered is bounded by that request.
+        Raises the same. After any exception, a cancellation included, the caller must `abort()`: the answer may still
+        come. Nothing is drained: one request is out at a time, so what is buffered is bounded by that request.
         """
         if self._early is not None:
-            raise Unsolicited(self._early)
+            raise self._unasked()
         if self.protocol.state is not State.OPEN:
             raise self._closed()
-        answer: asyncio.Future[str | bytes] = self.loop.create_future()
+        self._number += 1
+        answer: asyncio.Future[Message] = self.loop.create_future()
         self._answer = answer
         self._arm(self.loop.time() + timeout_s)
         first, payload = (TEXT, frame.encode()) if isinstance(frame, str) else (BINARY, frame)
@@ -158,9 +203,9 @@ class Link(ClientConnection):  # type: ignore[misc]
         else:
             self._answer.set_exception(TimeoutError())
 
-    def early_frame(self) -> str | bytes | None:
-        """A frame that came before anything was asked, such as a refusal."""
-        return self._early
+    def early(self) -> Message | None:
+        """What was said before anything was asked, such as a refusal."""
+        return self._early if isinstance(self._early, Message) else None
 
     def abort(self) -> None:
         """Drop the socket now, without a closing handshake."""
@@ -173,7 +218,7 @@ class _Connect(connect):  # type: ignore[misc]
         return exc
 
 
-async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
+async def open_link(endpoint: wire.Endpoint, config: ClientConfig) -> Link:
     """Connect; raises ConnectFailed, Unauthorized or CapacityReached, never with a header in the text."""
     tls: ssl.SSLContext | None = None
     if endpoint.ws.startswith("wss"):
@@ -182,7 +227,7 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
         link = await _Connect(
             endpoint.ws,
             additional_headers=dict(endpoint.headers),
-            subprotocols=[SUBPROTOCOL] if config.binary else None,
+            subprotocols=[exact.BINARY if config.binary else exact.TEXT],
             compression="deflate" if config.compression else None,
             open_timeout=config.connect_timeout_s,
             ping_interval=config.ping_interval_s,
@@ -201,6 +246,9 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
         if status in (401, 403):
             why = f"the server answered {status}: it wants a (different) token; token=…, or ENVFLEET_TOKEN for commands"
             raise Unauthorized(endpoint.public, why) from None
+        if status == 421:
+            why = "it is not reached under this name: serve with --allow-host NAME, or use its address"
+            raise ConnectFailed(endpoint.public, why) from None
         if status in (429, 503):  # it has more connections than it answers at all
             raise CapacityReached(endpoint.public) from None
         raise ConnectFailed(endpoint.public, f"it answered HTTP {status} to a WebSocket request") from None

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from envfleet.errors import ResetNeeded
-from envfleet.remote.codec import Dialect
+from envfleet.remote.codec import Dialect, to_lists
 from envfleet.remote.result import Fields, StepResult, action_payload
 
 
@@ -39,7 +39,9 @@ class LocalEnvClient:
         """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options or None)
         self._episode_id, self._step_count = episode_id, 0
-        return StepResult(Fields(self.dialect.observation(obs, info)), None, False, self.dialect.metadata(info))
+        return StepResult(
+            Fields(self.dialect.observation(obs, info, to_lists)), None, False, self.dialect.metadata(info)
+        )
 
     def step(self, action: Any) -> StepResult:
         """Act: a mapping of fields, a dataclass, a pydantic model, or the value of a one-field action."""
@@ -51,7 +53,7 @@ class LocalEnvClient:
         metadata = self.dialect.metadata(info)
         if truncated and not terminated:
             metadata["truncated"] = True
-        observation = Fields(self.dialect.observation(obs, info))
+        observation = Fields(self.dialect.observation(obs, info, to_lists))
         return StepResult(observation, float(reward), bool(terminated or truncated), metadata)
 
     def state(self) -> Fields:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from envfleet.errors import BadArgument, ResetNeeded
 from envfleet.remote import errors
 from envfleet.remote.result import Fields, StepResult
+from envfleet.remote.witness import Witness
 
 _CODE = re.compile(r"\(code: ([A-Z_]+)\)")
 T = TypeVar("T")
@@ -74,10 +75,12 @@ class OfficialClient:
         self._client = client.sync() if callable(getattr(client, "sync", None)) else client
         self._running = False
         self._steps = 0
+        self._witness = Witness()
 
     def reset(self, **kwargs: Any) -> StepResult:
         """Start an episode."""
         self._running = False
+        self._witness.began()
         result = self._guarded(lambda: self._client.reset(**kwargs))
         self._running, self._steps = True, 0
         return _result(result)
@@ -86,9 +89,32 @@ class OfficialClient:
         """Act, with whatever the official client takes as an action."""
         if not self._running:
             raise ResetNeeded([0], "call reset() first (also after an interruption)")
-        result = self._guarded(lambda: self._client.step(action))
+        try:
+            result = _result(self._guarded(lambda: self._client.step(action)))
+        except errors.ServerError:
+            self._witness.failed()
+            raise
         self._steps += 1
-        return _result(result)
+        self._witness.stepped()
+        if result.done:
+            self.confirm()
+        return result
+
+    def confirm(self) -> None:
+        """Make sure, as far as the server counts, that every answer of this episode belonged to its request."""
+        if not self._running or not callable(getattr(self._client, "state", None)):
+            return
+        try:
+            state = self.state()
+        except errors.ServerError:
+            return  # an environment without a usable state cannot be asked
+        wrong = self._witness.disagrees(state)
+        if "observation" in state and "step_count" not in state:  # their clients do not look at an answer's type
+            wrong = "state was answered with an observation"
+        if wrong is not None:
+            self._running = False
+            self._disconnect()
+            raise errors.ProtocolBroken("the server", f"{wrong}: an answer was duplicated or lost", self._steps)
 
     def state(self) -> Fields:
         """The server's state of the episode."""

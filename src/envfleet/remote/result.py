@@ -28,8 +28,8 @@ class Fields(dict[str, Any]):
 class StepResult:
     """The answer to a reset or a step.
 
-    The wire knows only `done`; a server of ours adds `truncated` to the metadata, and any other server's end
-    counts as terminated.
+    OpenEnv knows only `done`. A server of ours tells which end it was; any other server's counts as terminated, unless
+    its metadata has `truncated: true`.
 
     Example:
         >>> StepResult({"echoed": "hi"}, 0.2, True, {"truncated": True}).terminated
@@ -40,16 +40,17 @@ class StepResult:
     reward: float | None = None
     done: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    ends: tuple[bool, bool] | None = field(default=None, repr=False)  # (terminated, truncated), from a server of ours
 
     @property
     def truncated(self) -> bool:
         """The episode was cut, not finished."""
-        return self.done and bool(self.metadata.get("truncated", False))
+        return self.ends[1] if self.ends is not None else self.done and self.metadata.get("truncated") is True
 
     @property
     def terminated(self) -> bool:
         """The episode came to its own end."""
-        return self.done and not self.truncated
+        return self.ends[0] if self.ends is not None else self.done and not self.truncated
 
 
 def action_payload(action: Any, name: str = "action") -> dict[str, Any]:

@@ -3,187 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import inspect
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from envfleet.errors import BackendMissing, BadArgument, FleetError
+from envfleet.remote.app import App
 from envfleet.remote.codec import Dialect
 from envfleet.remote.host import FleetHost
 from envfleet.remote.named import environment_factory
-from envfleet.remote.session import Frame, Over, Session, error_frame
-from envfleet.remote.wire import SUBPROTOCOL
+from envfleet.remote.server_config import ServerConfig
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """The options of a server; every one is a keyword argument of `serve` and `Server`.
-
-    Args:
-        host, port: where to listen; port 0 takes a free one. Other machines reach it only if `host` says so.
-        max_sessions: environments at once; who comes later hears CAPACITY_REACHED.
-        backend: "auto" ("pipe", or "aio" for environments with coroutines), "pipe" (worker processes with a thread
-            for each session), "thread", "aio" (the server's own event loop), or "serial" (in the server itself:
-            fastest, and no protection from the environment).
-        workers: processes (or threads) the sessions share; None is a process for each processor and two at least,
-            `max_sessions` a process for each session.
-        idle_timeout_s: a session without a message for so long is ended.
-        step_timeout_s: a step (or reset) past it fails; its worker process is ended, and who shares it is told.
-        max_message_bytes: larger messages end the session.
-        token: what clients must send as `Authorization: Bearer …`; None lets everyone in.
-        ping_s: WebSocket keep-alive; a client that does not answer for as long again is gone.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_sessions: int = 64
-    backend: str = "auto"
-    workers: int | None = None
-    idle_timeout_s: float = 300.0
-    init_timeout_s: float = 120.0
-    step_timeout_s: float = 60.0
-    max_message_bytes: int = 16 * 2**20
-    token: str | None = field(default=None, repr=False)
-    ping_s: float = 20.0
-
-    def __post_init__(self) -> None:
-        if self.max_sessions < 1 or not 0 <= self.port < 65536:
-            raise BadArgument("max_sessions must be at least 1, port between 0 and 65535")
-        if min(self.idle_timeout_s, self.step_timeout_s, self.init_timeout_s, self.ping_s) <= 0:
-            raise BadArgument("timeouts are seconds above 0")
-        if self.token is not None and not self.token.strip():
-            raise BadArgument("the token is empty")
-
-
-@dataclass(eq=False)
-class _Live:
-    """An open session as the reaper sees it."""
-
-    used_at: float
-    busy: bool = False
-    task: asyncio.Task[None] | None = None
-    expired: bool = False
-
-
-class App:
-    """The ASGI application: WebSocket sessions here, everything else in `envfleet.remote.endpoints`."""
-
-    def __init__(self, host: FleetHost, about: dict[str, Any], config: ServerConfig) -> None:
-        from envfleet.remote.endpoints import http_app
-
-        self.host, self.about, self.config = host, about, config
-        self.live: set[_Live] = set()
-        self.refused = 0
-        self._http = http_app(self)
-        self._reaper: asyncio.Task[None] | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection."""
-        if scope["type"] == "websocket" and scope["path"].rstrip("/") == "/ws":
-            await self._websocket(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        else:
-            await self._http(scope, receive, send)
-
-    def allowed(self, headers: Any) -> bool:
-        """Whether these request headers carry the token, if one is asked for."""
-        if self.config.token is None:
-            return True
-        given = next((value for name, value in headers if name.lower() == b"authorization"), b"")
-        return hmac.compare_digest(given, b"Bearer " + self.config.token.encode())
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        try:
-            await self.host.start()
-        except Exception as error:
-            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
-            return
-        self._reaper = asyncio.ensure_future(self._reap())
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        self._reaper.cancel()
-        self.host.close()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        if not self.allowed(scope["headers"]):
-            await send({"type": "websocket.close", "code": 1008})  # before accept: HTTP 403
-            return
-        binary = SUBPROTOCOL in scope.get("subprotocols", ())
-        seat = self.host.take()
-        try:
-            await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if binary else None})
-            if seat is None:
-                await self._refuse(send)
-                return
-            await self._serve(Session(self.host, seat, binary), receive, send)
-        except (OSError, RuntimeError, asyncio.CancelledError):
-            pass  # the client has gone (uvicorn says so with either of the first), or the server is closing
-        finally:
-            if seat is not None:
-                # Not awaited by the connection: the seat is free when its running step is over, not before.
-                task = asyncio.ensure_future(self.host.release(seat))
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    async def _refuse(self, send: Send) -> None:
-        self.refused += 1
-        most = self.config.max_sessions
-        message = f"Server at capacity: {most}/{most} sessions active. Cannot accept new connections."
-        frame = error_frame("CAPACITY_REACHED", message, active_sessions=most, max_sessions=most)
-        await send({"type": "websocket.send", "text": frame})
-        await send({"type": "websocket.close", "code": 1000})
-
-    async def _serve(self, session: Session, receive: Receive, send: Send) -> None:
-        live = _Live(time.monotonic(), task=asyncio.current_task())
-        self.live.add(live)
-        try:
-            while True:
-                message = await receive()
-                if message["type"] != "websocket.receive":
-                    return
-                live.busy = True
-                frame = message.get("text")
-                reply = await session.answer(frame if frame is not None else message["bytes"])
-                live.used_at, live.busy = time.monotonic(), False
-                await send(_outgoing(reply))
-        except Over as over:
-            if over.frame is not None:
-                await send(_outgoing(over.frame))
-            await send({"type": "websocket.close", "code": 1000})
-        except asyncio.CancelledError:
-            if not live.expired:
-                raise
-            why = f"no message for {self.config.idle_timeout_s:g} s"
-            await send(_outgoing(error_frame("SESSION_ERROR", f"the session was ended: {why}")))
-            await send({"type": "websocket.close", "code": 1000})
-        finally:
-            self.live.discard(live)
-
-    async def _reap(self) -> None:
-        """End sessions whose client says nothing; half-open sockets are ended by the keep-alive."""
-        while True:
-            await asyncio.sleep(min(1.0, self.config.idle_timeout_s / 4))
-            oldest = time.monotonic() - self.config.idle_timeout_s
-            for live in list(self.live):
-                if not live.busy and live.used_at < oldest and live.task is not None:
-                    live.expired = True
-                    live.task.cancel()
-
-
-def _outgoing(frame: Frame) -> dict[str, Any]:
-    return {"type": "websocket.send", ("text" if isinstance(frame, str) else "bytes"): frame}
+__all__ = ["App", "Server", "ServerConfig", "serve"]
 
 
 class Server:
@@ -343,8 +177,12 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         protocol = LeanWebSocket
     except ImportError:
         pass  # an uvicorn that has its protocol elsewhere: its own choice serves as well, at more CPU a step
+    from envfleet.remote.patience import Patience, PatientProtocol
+
+    patience = Patience(config.request_timeout_s)
     settings = uvicorn.Config(
         app,
+        http=type("Connection", (PatientProtocol,), {"patience": patience}),
         ws=protocol,
         log_level="warning",
         access_log=False,
@@ -354,9 +192,8 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         ws_ping_interval=config.ping_s,
         ws_ping_timeout=config.ping_s,
         ws_per_message_deflate=False,
-        # Far more than the seats, so that those who come too late get an answer; bounded, so that they cannot
-        # take the memory of those who are served.
-        limit_concurrency=4 * config.max_sessions + 256,
+        # No limit_concurrency: it counts the silent, and then refuses those who ask. `Patience` bounds the silent,
+        # the seats bound the sessions, and `endpoints` the bodies that are being read.
         timeout_graceful_shutdown=2,
     )
     return uvicorn.Server(settings)

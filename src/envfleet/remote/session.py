@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from envfleet.errors import FaultError, FleetError
-from envfleet.remote import wire
-from envfleet.remote.codec import BadAction, Dialect, to_binary, to_json
+from envfleet.remote import exact, wire
+from envfleet.remote.codec import Dialect, to_binary, to_json, to_lists
+from envfleet.remote.exact import BadFrame, Message, NoWireForm
 from envfleet.remote.host import FleetHost, Row
+from envfleet.remote.members import BadAction
 from envfleet.remote.seats import SEAT
 
 MAX_BAD = 100  # bad messages in a row before a session is ended: nobody is served by going on
 
 Frame = str | bytes
+
+_log = logging.getLogger("envfleet.remote")
 
 
 class Over(Exception):
@@ -24,62 +29,108 @@ class Over(Exception):
         self.frame = frame
 
 
-def error_frame(code: str, message: str, **details: Any) -> Frame:
-    """An error as the protocol spells it."""
-    return wire.encode("error", {"message": message, "code": code, **details})
+class Unsendable(Exception):
+    """The environment gave what no frame can hold."""
+
+
+def error_frame(code: str, message: str, *, number: int | None = None, **details: Any) -> Frame:
+    """An error as the protocol spells it; `number` is that of the request, between our own ends."""
+    data = {"message": message, "code": code, **details}
+    return wire.encode("error", data) if number is None else exact.encode("error", number, data)
 
 
 class Session:
-    """A seat and the episode on it. `answer(frame)` gives the reply to a message; raises Over at the end."""
+    """A seat and the episode on it. `answer(frame)` gives the reply to a message; raises Over at the end.
 
-    def __init__(self, host: FleetHost, seat: int, binary: bool) -> None:
-        self._host, self._seat, self._binary = host, seat, binary
+    `protocol` is the subprotocol the client and this server agreed on: one of `exact.SUBPROTOCOLS`, or None for OpenEnv.
+    """
+
+    def __init__(self, host: FleetHost, seat: int, protocol: str | None = None) -> None:
+        self._host, self._seat, self._protocol = host, seat, protocol
         self._dialect: Dialect = host.dialect
+        self._number: int | None = None  # of the request that is being answered
         self._episode_id: str | None = None
         self._steps = 0
         self._running = False
         self._fresh = True  # the first reset of a session builds its environment
         self._bad = 0
+        self.dropped = 0  # requests that came twice
         self._answers: dict[str, Callable[[Any], Awaitable[Frame]]] = {
             "step": self._step,
             "reset": self._reset,
             "state": self._state,
         }
 
-    async def answer(self, frame: Frame) -> Frame:
-        """The reply to one message."""
+    @property
+    def in_episode(self) -> bool:
+        """Whether an episode was begun and is not over."""
+        return self._running
+
+    async def answer(self, frame: Frame) -> Frame | None:
+        """The reply to one message; None to a request that came a second time."""
         try:
-            kind, data = wire.decode(frame)
-        except wire.BadFrame as error:
-            return self._reject("INVALID_JSON", str(error))
-        if kind == "close":
+            message = exact.decode(frame) if self._protocol else Message(*wire.decode(frame))
+            if not self._is_next(message):
+                return None
+        except BadFrame as error:
+            return self._reject("INVALID_JSON", str(error), unread=True)
+        if message.kind == "close":
             raise Over
-        handler = self._answers.get(kind)
+        handler = self._answers.get(message.kind)
         if handler is None:
             known = ", ".join([*self._answers, "close"])
-            return self._reject("UNKNOWN_TYPE", f"unknown message type {kind[:40]!r}; there are {known}")
+            return self._reject("UNKNOWN_TYPE", f"unknown message type {message.kind[:40]!r}; there are {known}")
         try:
-            reply = await handler(data)
+            reply = await handler(message.data)
         except BadAction as error:
             return self._reject("VALIDATION_ERROR", "Invalid message", errors=[{"msg": str(error)}])
         except FaultError as error:
             # The environment raised, overran its deadline or lost its process: the seat is there, the episode not.
-            self._running, self._fresh = False, True
-            fault = error.fault
-            return error_frame("EXECUTION_ERROR", fault.cause, kind=fault.kind, reset_needed=True)
+            return self._episode_lost(error.fault.kind, error.fault.cause)
+        except Unsendable as error:
+            return self._episode_lost("unsendable", str(error))
         except FleetError as error:
-            raise Over(error_frame("SESSION_ERROR", f"the server failed: {error}")) from error
+            raise Over(self._error("SESSION_ERROR", f"the server failed: {error}")) from error
+        except Exception as error:  # whatever one message brings about, it is this session's alone
+            _log.warning("a %s request failed with %s", message.kind, type(error).__name__)
+            return self._episode_lost("failed", f"the request failed with {type(error).__name__}")
         self._bad = 0
         return reply
 
-    def _reject(self, code: str, message: str, **details: Any) -> Frame:
+    def _is_next(self, message: Message) -> bool:
+        """Requests between our own ends are numbered: one that comes again is dropped, one that is missing ends it."""
+        if self._protocol is None:
+            return True
+        if message.number is None:
+            raise BadFrame("a request has an id")
+        expected = message.number if self._number is None else self._number + 1
+        if message.number < expected:
+            self.dropped += 1
+            return False
+        if message.number > expected:
+            raise Over(error_frame("SESSION_ERROR", f"request {expected} never came"))
+        self._number = message.number
+        return True
+
+    def _error(self, code: str, message: str, **details: Any) -> Frame:
+        return error_frame(code, message, number=self._number, **details)
+
+    def _episode_lost(self, kind: str, why: str) -> Frame:
+        self._running, self._fresh = False, True
+        return self._error("EXECUTION_ERROR", why, kind=kind, reset_needed=True)
+
+    def _reject(self, code: str, message: str, unread: bool = False, **details: Any) -> Frame:
+        """An error; without a number where the request could not be read, for then nobody knows what it was."""
+        number = None if unread else self._number
         self._bad += 1
         if self._bad >= MAX_BAD:
-            raise Over(error_frame("SESSION_ERROR", f"{MAX_BAD} bad messages in a row; the last: {message}"))
-        return error_frame(code, message, **details)
+            last = f"{MAX_BAD} bad messages in a row; the last: {message}"
+            raise Over(error_frame("SESSION_ERROR", last, number=number))
+        return error_frame(code, message, number=number, **details)
 
     async def _state(self, data: Any) -> Frame:
-        return wire.encode("state", {"episode_id": self._episode_id, "step_count": self._steps})
+        state = {"episode_id": self._episode_id, "step_count": self._steps}
+        return exact.encode("state", self._number, state) if self._protocol else wire.encode("state", state)
 
     async def _reset(self, data: Any) -> Frame:
         seed, episode_id, options = reset_arguments(data)
@@ -100,8 +151,28 @@ class Session:
         return self._observation(row, row.reward)
 
     def _observation(self, row: Row, reward: float | None) -> Frame:
-        data = result_data(self._dialect, row, reward, self._binary)
-        return wire.encode("observation", data, binary=self._binary)
+        try:
+            if self._protocol is None:
+                return wire.encode("observation", result_data(self._dialect, row, reward))
+            return self._exact_observation(row, reward)
+        except (NoWireForm, ValueError, RecursionError, OverflowError) as error:
+            why = f"the environment's result cannot be sent: {type(error).__name__}: {str(error)[:200]}"
+            raise Unsendable(why) from None
+
+    def _exact_observation(self, row: Row, reward: float | None) -> Frame:
+        binary = self._protocol == exact.BINARY
+        data = {
+            "observation": self._dialect.observation(row.obs, row.info, to_binary if binary else to_lists),
+            "reward": reward,
+            "terminated": row.terminated,
+            "truncated": row.truncated,
+            "info": row.info,
+        }
+        try:
+            return exact.encode("observation", self._number, data, binary=binary)
+        except NoWireForm:
+            data["info"] = exact.sendable(row.info)
+            return exact.encode("observation", self._number, data, binary=binary)
 
 
 def reset_arguments(data: Any) -> tuple[int | None, str | None, dict[str, Any]]:
@@ -119,14 +190,14 @@ def reset_arguments(data: Any) -> tuple[int | None, str | None, dict[str, Any]]:
     return seed, episode_id, {str(key): value for key, value in data.items() if key not in reserved}
 
 
-def result_data(dialect: Dialect, row: Row, reward: float | None, binary: bool) -> dict[str, Any]:
-    """The data of an observation frame."""
+def result_data(dialect: Dialect, row: Row, reward: float | None) -> dict[str, Any]:
+    """The data of an observation frame as OpenEnv spells it."""
     info = row.info
     metadata = dialect.metadata(info) if info else {}
     if row.truncated and not row.terminated:
         metadata["truncated"] = True
     data = {
-        "observation": dialect.observation(row.obs, info, to_binary if binary else to_json),
+        "observation": dialect.observation(row.obs, info, to_json),
         "reward": reward if reward is None or math.isfinite(reward) else None,
         "done": row.terminated or row.truncated,
     }

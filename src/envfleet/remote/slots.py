@@ -12,8 +12,9 @@ from envfleet.remote import views
 from envfleet.remote.client import AsyncEnvClient, ClientConfig, endpoints_of
 from envfleet.remote.errors import ConnectFailed
 from envfleet.remote.http import get_json
+from envfleet.remote.result import StepResult
 
-VIEW_OPTIONS = ("observation_mode", "action_mode", "actions", "text_length", "max_steps", "schema")
+VIEW_OPTIONS = ("observation_mode", "action_mode", "actions", "text_length", "max_steps", "schema", "null_reward")
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
@@ -27,6 +28,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         actions: the actions behind the numbers of "discrete".
         text_length: of text observations and actions.
         max_steps: truncate episodes after so many steps.
+        null_reward: what a reward of null is: official servers say so where an environment gave none, and for NaN.
         schema: the servers' `/schema`, if it is known already.
         options: client options, see ClientConfig.
 
@@ -46,6 +48,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         actions: Sequence[Any] | None = None,
         text_length: int = 4096,
         max_steps: int | None = None,
+        null_reward: float = 0.0,
         schema: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -58,7 +61,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._act = views.auto_action(action_mode, schema, actions, text_length)
         self.observation_space, self.action_space = self._observe.space, self._act.space
         self.render_mode = None
-        self._max_steps = max_steps
+        self._max_steps, self._null_reward = max_steps, null_reward
         self._steps = 0
         self.client = AsyncEnvClient(urls, **options)
         self.client.keeps_last_state = False
@@ -74,25 +77,33 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             kwargs["seed"] = seed
         result = await self.client.reset(**kwargs)
         self._steps = 0
-        text = views.text_of(result.observation) if self._observe.needs_text else ""
-        return self._observe.value(result.observation, text), self._info(result.metadata, text)
+        if result.done:
+            raise self.client.refuse("an episode that is over at its reset")
+        return self._see(result)
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         """Act on the server."""
         result = await self.client.step(self._act.payload(action))
         self._steps += 1
-        text = views.text_of(result.observation) if self._observe.needs_text else ""
-        obs = self._observe.value(result.observation, text)
+        obs, info = self._see(result)
         cut = not result.done and self._max_steps is not None and self._steps >= self._max_steps
-        reward = 0.0 if result.reward is None else result.reward
-        return obs, reward, result.terminated, result.truncated or cut, self._info(result.metadata, text)
+        if cut:
+            await self.client.confirm()
+        reward = self._null_reward if result.reward is None else result.reward
+        return obs, reward, result.terminated, result.truncated or cut, info
 
-    @staticmethod
-    def _info(metadata: Mapping[str, Any], text: str) -> dict[str, Any]:
-        info = {key: value for key, value in metadata.items() if key != "truncated"}
+    def _see(self, result: StepResult) -> tuple[Any, dict[str, Any]]:
+        """Observation and info of an answer; one that does not fit the space is ProtocolBroken."""
+        is_exact = result.ends is not None
+        try:
+            text = views.text_of(result.observation) if self._observe.needs_text else ""
+            obs = self._observe.value(result.observation, text, is_exact)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            raise self.client.refuse(f"an observation that does not fit the schema: {str(error)[:300]}") from None
+        info = {key: value for key, value in result.metadata.items() if is_exact or key != "truncated"}
         if text:
             info["text"] = text
-        return info
+        return obs, info
 
     async def close(self) -> None:  # type: ignore[override]
         """End the session in good order."""

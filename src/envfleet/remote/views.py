@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +13,27 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.remote.codec import SPACE_KEY, from_json, jsonable, space_from_json, to_json
+from envfleet.remote.codec import SPACE_KEY, jsonable, space_from_json, to_binary
 from envfleet.remote.http import action_fields, only_field
+from envfleet.remote.members import BadAction, Flag, MaybeText, from_json
 
 CHARSET = "".join(sorted(string.printable))
-_ALLOWED = frozenset(CHARSET)
+_MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is not believed
+# What a schema that is none brings about, one that refers to itself or asks for petabytes included.
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError,
+               StopIteration, AssertionError)  # fmt: skip
 _INHERITED = ("metadata", "reward", "done")  # fields every official observation has, whatever the environment
 
 
 @dataclass(frozen=True)
 class ObservationView:
-    """A space, and how an observation's fields (and their text) become a member of it."""
+    """A space, and how an observation's fields (and their text) become a member of it; raises BadArgument.
+
+    The third argument of `value` tells that the fields are exact (from a server of ours): null then is no NaN.
+    """
 
     space: spaces.Space[Any]
-    value: Callable[[Any, str], Any]
+    value: Callable[[Any, str, bool], Any]
     needs_text: bool = False
 
 
@@ -59,23 +67,21 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
     """The view for an observation mode; raises BadArgument when the schema does not give the space."""
     if mode == "text":
 
-        def to_bytes(_: Any, text: str) -> Any:
+        def to_bytes(_: Any, text: str, is_exact: bool) -> Any:
             padded = np.zeros(length, np.uint8)
-            raw = text.encode()[:length]
+            raw = text.encode(errors="surrogatepass")[:length]
             padded[: len(raw)] = np.frombuffer(raw, np.uint8)
             return padded
 
         return ObservationView(spaces.Box(0, 255, (length,), np.uint8), to_bytes, needs_text=True)
     if mode == "raw_text":
-
-        def to_ascii(_: Any, text: str) -> Any:
-            return "".join(c if c in _ALLOWED else "?" for c in text[:length])
-
-        return ObservationView(spaces.Text(length, min_length=0, charset=CHARSET), to_ascii, needs_text=True)
+        # Its alphabet and length are for sampling only: nobody is served by text with holes in it.
+        text_space = spaces.Text(length, min_length=0, charset=CHARSET)
+        return ObservationView(text_space, lambda _, text, is_exact: text, needs_text=True)
     space, names = _schema_space(schema, "observation")
     read = _reader(space, names)
     if mode == "json" or isinstance(space, spaces.Box):
-        return ObservationView(space, lambda fields, _: read(fields))
+        return ObservationView(space, lambda fields, _, is_exact: read(fields, is_exact))
     try:
         flat = spaces.flatten_space(space)
     except (NotImplementedError, KeyError):
@@ -86,7 +92,11 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
             'use observation_mode="text" or "json"'
         )
     box = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), flat.shape, np.float32)
-    return ObservationView(box, lambda fields, _: np.asarray(spaces.flatten(space, read(fields)), np.float32))
+
+    def to_vector(fields: Any, _: str, is_exact: bool) -> Any:
+        return np.asarray(spaces.flatten(space, read(fields, is_exact)), np.float32)
+
+    return ObservationView(box, to_vector)
 
 
 def action_view(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int) -> ActionView:
@@ -102,9 +112,9 @@ def action_view(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | N
         return ActionView(spaces.Discrete(len(fields)), lambda index: dict(fields[int(index)]))
     space, names = _schema_space(schema, "action")
     if names is None:
-        return ActionView(space, lambda value: dict(to_json(space, value)))
+        return ActionView(space, lambda value: dict(to_binary(space, value)))
     only = names[0]
-    return ActionView(space, lambda value: {only: to_json(space, value)})
+    return ActionView(space, lambda value: {only: to_binary(space, value)})
 
 
 def auto_observation(mode: str, schema: Mapping[str, Any], length: int) -> ObservationView:
@@ -157,13 +167,19 @@ def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[An
     if not isinstance(described, Mapping) or not isinstance(described.get("properties"), Mapping):
         raise BadArgument(f"/schema does not describe the server's {part}: use the text modes, or pass schema=")
     properties = {key: value for key, value in described["properties"].items() if key not in _INHERITED}
-    if SPACE_KEY in described:
-        space = space_from_json(described[SPACE_KEY])
-        return space, None if isinstance(space, spaces.Dict) else (next(iter(properties)),)
-    if not properties:
-        raise BadArgument(f"/schema gives the server's {part} no fields: use the text modes, or pass schema=")
-    fields = {key: _space(value, described, f"{part}.{key}") for key, value in properties.items()}
-    return spaces.Dict(fields), None
+    try:
+        if SPACE_KEY in described:
+            space = space_from_json(described[SPACE_KEY])
+            return space, None if isinstance(space, spaces.Dict) else (next(iter(properties)),)
+        if not properties:
+            raise BadArgument(f"/schema gives the server's {part} no fields: use the text modes, or pass schema=")
+        fields = {key: _space(value, described, f"{part}.{key}") for key, value in properties.items()}
+        return spaces.Dict(fields), None
+    except BadArgument:
+        raise
+    except _UNREADABLE as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadArgument(f"/schema describes the server's {part} in a way that cannot be read ({why})") from None
 
 
 def _resolve(field: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -179,11 +195,12 @@ def _resolve(field: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spaces.Space[Any]:
+    nullable = any(isinstance(each, Mapping) and each.get("type") == "null" for each in field.get("anyOf", ()))
     field = _resolve(field, root)
     kind = field.get("type")
     low, high = field.get("minimum"), field.get("maximum")
     if kind == "boolean":
-        return spaces.Discrete(2)
+        return Flag()
     if kind == "integer" and low is not None and high is not None:
         return spaces.Discrete(int(high - low) + 1, start=int(low))
     if kind == "integer":
@@ -193,7 +210,8 @@ def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spa
     if kind == "number":
         return spaces.Box(-np.inf if low is None else low, np.inf if high is None else high, (), np.float64)
     if kind == "string":
-        return spaces.Text(int(field.get("maxLength", 4096)), min_length=0, charset=CHARSET)
+        text = MaybeText if nullable else spaces.Text
+        return text(int(field.get("maxLength", 4096)), min_length=0, charset=CHARSET)
     if kind == "object" and field.get("properties"):
         inner = field["properties"].items()
         return spaces.Dict({key: _space(value, root, f"{where}.{key}") for key, value in inner})
@@ -213,31 +231,23 @@ def _array_shape(field: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[tup
     shape: list[int] = []
     while field.get("type") == "array" and field.get("minItems") == field.get("maxItems") is not None:
         shape.append(int(field["maxItems"]))
+        if math.prod(shape) > _MAX_NUMBERS or len(shape) > 32:
+            return (), None
         field = _resolve(field.get("items", {}), root)
     return tuple(shape), field.get("type")
 
 
-def _reader(space: spaces.Space[Any], names: tuple[str] | None) -> Callable[[Any], Any]:
-    if names is not None:
-        only = names[0]
-        return lambda fields: _member(space, fields[only], only)
-    return lambda fields: _member(space, fields, "observation")
+def _reader(space: spaces.Space[Any], names: tuple[str] | None) -> Callable[[Any, bool], Any]:
+    def read(fields: Any, is_exact: bool) -> Any:
+        value, where = fields, "observation"
+        if names is not None:
+            where = names[0]
+            if not isinstance(fields, Mapping) or where not in fields:
+                raise BadAction(f"the observation has no field {where!r}")
+            value = fields[where]
+        return from_json(space, value, where, observed=True, nulls=not is_exact)
 
-
-def _member(space: spaces.Space[Any], value: Any, where: str) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _member(inner, value.get(key), f"{where}.{key}") for key, inner in space.spaces.items()}
-    if isinstance(space, spaces.Text):
-        return "".join(c if c in space.character_set else "?" for c in str(value or ""))[: space.max_length]
-    if isinstance(space, spaces.Discrete):
-        return int(value or 0)
-    if isinstance(space, spaces.Box):
-        # NaN crosses the wire as null, and a schema's array need not say its bounds.
-        array = np.asarray(np.nan if value is None else value)
-        if array.dtype == object:
-            array = np.array(value, dtype=np.float64)
-        return array.astype(space.dtype).reshape(space.shape)
-    return from_json(space, value, where)
+    return read
 
 
 def _has_text(space: spaces.Space[Any]) -> bool:

@@ -1,18 +1,12 @@
 """The OpenEnv wire, once: addresses, frames, answers. No input or output happens here.
 
-A frame is JSON text, `{"type": …, "data": …}`. Between two ends of ours (they agree on it as a WebSocket
-subprotocol) a frame with arrays is binary instead: a magic, the length of a JSON head, the head, then the
-arrays' raw bytes one after another. In the head an array is `{"$nd": i}`; `arrays` gives dtype and shape of
-each. Nothing that arrives is ever unpickled.
+A frame is JSON text, `{"type": …, "data": …}`. What two ends of ours say to each other instead is in
+`envfleet.remote.exact`. Nothing that arrives is ever unpickled.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import math
-import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,16 +17,11 @@ import numpy as np
 from envfleet.errors import BadArgument
 from envfleet.remote import quickjson
 from envfleet.remote.codec import jsonable
+from envfleet.remote.depth import check_depth
+from envfleet.remote.exact import BadFrame, NoWireForm
 from envfleet.remote.result import Fields, StepResult
 
-SUBPROTOCOL = "envfleet.v1"
-_MAGIC = b"EFR1"
-_DTYPE = re.compile(r"^[<>|=]?[biufc]\d{1,2}$")
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
-
-
-class BadFrame(ValueError):
-    """A frame that is not one of the protocol's."""
 
 
 @dataclass(frozen=True)
@@ -80,103 +69,80 @@ class Endpoint:
         return self.public + path
 
 
-class _HasArray(Exception):
-    pass
+_answer_text = quickjson.encoder(jsonable)
 
 
-def _unless_array(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        raise _HasArray
-    return jsonable(value)
+def _strict(value: Any) -> Any:
+    """What a request holds: never replaced by null, as an answer's may be."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value.tolist()
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    raise NoWireForm(f"a {type(value).__name__} has no JSON form, so this server cannot be sent it")
 
 
-_text = quickjson.encoder(jsonable)
-_text_unless_array = quickjson.encoder(_unless_array)
+_request_text = quickjson.encoder(_strict)
 
 
-def encode(kind: str, data: Any = None, *, binary: bool = False) -> str | bytes:
-    """A frame. With `binary`, arrays in `data` travel as raw bytes; otherwise as JSON lists.
+def encode(kind: str, data: Any = None) -> str:
+    """A frame of a server's. Numbers that JSON lacks, and what has no JSON form, become null.
 
     Example:
         >>> encode("step", {"message": "hi"})
         '{"type":"step","data":{"message":"hi"}}'
     """
-    message = {"type": kind} if data is None else {"type": kind, "data": data}
-    return encode_binary(message) if binary else _text(message)
+    return _answer_text({"type": kind} if data is None else {"type": kind, "data": data})
 
 
-def encode_binary(message: dict[str, Any]) -> str | bytes:
-    """A frame with its arrays as raw bytes; plain text when there are none."""
+def encode_request(kind: str, data: Any = None) -> str:
+    """A frame of a client's; raises NoWireForm where `encode` would send null.
+
+    NaN and infinities are sent as Python writes them: official servers read that, and others say that they do not.
+    """
     try:
-        return _text_unless_array(message)
-    except _HasArray:
-        pass  # raw bytes then, below
-    arrays: list[np.ndarray[Any, Any]] = []
-
-    def default(value: Any) -> Any:
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            arrays.append(np.ascontiguousarray(value))
-            return {"$nd": len(arrays) - 1}
-        return jsonable(value)
-
-    body = json.dumps(message, separators=(",", ":"), default=default)
-    listed = json.dumps([[array.dtype.str, list(array.shape)] for array in arrays], separators=(",", ":"))
-    head = f'{{"arrays":{listed},"message":{body}}}'.encode()
-    return b"".join([_MAGIC, struct.pack("<I", len(head)), head, *(array.tobytes() for array in arrays)])
+        return _request_text({"type": kind} if data is None else {"type": kind, "data": data})
+    except (RecursionError, ValueError, TypeError) as error:
+        if isinstance(error, NoWireForm):
+            raise
+        raise NoWireForm(f"the {kind} request has no JSON form: {str(error)[:200]}") from None
 
 
 def decode(frame: str | bytes) -> tuple[str, Any]:
     """The type and the data of a frame; raises BadFrame."""
     try:
-        message = quickjson.loads(frame) if isinstance(frame, str) else _decode_binary(frame)
-    except (ValueError, RecursionError, KeyError, TypeError, struct.error) as error:
+        text = frame if isinstance(frame, str) else bytes(frame).decode()  # some WebSocket clients send JSON as bytes
+        message = quickjson.loads(text)
+        check_depth(message, text.count("[") + text.count("{"))
+    except (ValueError, RecursionError) as error:
         raise BadFrame(f"not a frame: {str(error)[:200]}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise BadFrame('a frame is an object with a "type"')
     return message["type"], message.get("data")
 
 
-def _decode_binary(frame: bytes) -> Any:
-    if frame[:4] != _MAGIC:
-        return json.loads(frame)  # JSON text in a binary frame: some WebSocket clients send it so
-    size = struct.unpack_from("<I", frame, 4)[0]
-    head = bytes(frame[8 : 8 + size])
-    offset, arrays = 8 + size, []
-    listed = json.loads(head)["arrays"] if len(head) == size else None
-    if not isinstance(listed, list) or len(listed) > 1024:
-        raise BadFrame("the head is cut short, or lists no arrays")
-    for dtype_text, shape in listed:
-        if not _DTYPE.match(dtype_text) or not all(isinstance(n, int) and n >= 0 for n in shape):
-            raise BadFrame("an array's dtype or shape is not one that may travel")
-        dtype, count = np.dtype(dtype_text), math.prod(shape)
-        # frombuffer refuses to read past the end; copying gives aligned, writable memory of its own.
-        arrays.append(np.frombuffer(frame, dtype, count, offset).reshape(shape).copy())
-        offset += count * dtype.itemsize
-    if offset != len(frame):
-        raise BadFrame("the arrays do not fill the frame")
-
-    def hook(value: dict[str, Any]) -> Any:
-        index = value.get("$nd")
-        return arrays[index] if isinstance(index, int) and 0 <= index < len(arrays) else value
-
-    return json.loads(head, object_hook=hook)["message"]
-
-
 def parse_result(data: Any) -> StepResult:
-    """The answer to a reset or a step. Metadata is taken from beside the observation or from inside it."""
-    if not isinstance(data, dict) or "observation" not in data:
+    """The answer to a reset or a step. Metadata is taken from beside the observation or from inside it.
+
+    Example:
+        >>> parse_result({"observation": {"n": 1}, "reward": 0.5, "done": False}).reward
+        0.5
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
         raise BadFrame("an answer without an observation")
-    observation, metadata = data["observation"], data.get("metadata")
-    if isinstance(observation, dict):
-        nested = observation.pop("metadata", None)
-        metadata = metadata or nested
-        observation = Fields(observation)
-    reward = data.get("reward")
-    if reward is not None and not isinstance(reward, (int, float)):
+    if "reward" not in data or type(data.get("done")) is not bool:
+        raise BadFrame("an answer has a reward, and done is true or false")
+    observation, reward = Fields(data["observation"]), data["reward"]
+    nested = observation.pop("metadata", None)
+    metadata = data.get("metadata") or nested or {}
+    if not isinstance(metadata, dict) or type(metadata.get("truncated", False)) is not bool:
+        raise BadFrame("metadata is an object, and truncated in it true or false")
+    if reward is not None and type(reward) is not int and type(reward) is not float:
         raise BadFrame(f"a reward that is no number: {str(reward)[:40]!r}")
-    return StepResult(
-        observation,
-        None if reward is None else float(reward),
-        bool(data.get("done", False)),
-        metadata if isinstance(metadata, dict) else {},
-    )
+    try:
+        return StepResult(observation, None if reward is None else float(reward), data["done"], metadata)
+    except OverflowError:
+        raise BadFrame("a reward larger than any float") from None

@@ -25,7 +25,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
             one.
         observation_mode: "text": the text as UTF-8 bytes in a Box of uint8, padded with zeros (the string
             is in
-            `info["text"]`); "raw_text": a Text space, ASCII; "json": a Dict space after the server's schema;
+            `info["text"]`); "raw_text": a Text space (text outside its alphabet or length is given as it is); "json": a Dict space after the server's schema;
             "vector": numbers only, the served environment's own Box if it has one, else one flat float32 Box.
         action_mode: "text": a string for the action's field; "discrete": the schema's enum or integer
             bounds, or
@@ -33,6 +33,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         actions: the actions behind the numbers of "discrete": values for the field, or mappings of fields.
         text_length: bytes (or characters) of a text observation and characters of a text action.
         max_steps: truncate episodes after so many steps; the protocol has no limit of its own.
+        null_reward: what a reward of null is: official servers say so where an environment gave none, and for NaN.
         schema: JSON schemas to use instead of the server's `/schema`.
         on_interrupt: "raise" SessionInterrupted, or "truncate": the last observation again, reward 0,
             truncated, `info["interrupted"]` says why. The next reset opens a new session either way.
@@ -58,6 +59,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         text_length: int = 256,
         *,
         max_steps: int | None = None,
+        null_reward: float = 0.0,
         schema: Mapping[str, Any] | None = None,
         on_interrupt: Literal["raise", "truncate"] = "raise",
         render_mode: str | None = None,
@@ -71,7 +73,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
             raise BadArgument("text_length must be positive, on_interrupt 'raise' or 'truncate'")
         self.client = as_client(client, **options)
         self.render_mode = render_mode
-        self._max_steps, self._on_interrupt = max_steps, on_interrupt
+        self._max_steps, self._on_interrupt, self._null_reward = max_steps, on_interrupt, null_reward
         try:
             self._schema = schema if schema is not None else _schema_of(self.client)
             self._observe = views.observation_view(observation_mode, self._schema, text_length)
@@ -106,8 +108,10 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         self._steps += 1
         obs, info = self._see(result)
         cut = not result.done and self._max_steps is not None and self._steps >= self._max_steps
+        if cut and hasattr(self.client, "confirm"):
+            self.client.confirm()
         # The protocol lets a reward be absent; Gymnasium does not.
-        reward = 0.0 if result.reward is None else float(result.reward)
+        reward = self._null_reward if result.reward is None else float(result.reward)
         return obs, reward, result.terminated, result.truncated or cut, info
 
     def render(self) -> str:
@@ -119,8 +123,14 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         self.client.close()
 
     def _see(self, result: StepResult) -> tuple[Any, dict[str, Any]]:
-        self._text = views.text_of(result.observation)
-        self._last = self._observe.value(result.observation, self._text)
+        try:
+            text = views.text_of(result.observation)
+            self._last = self._observe.value(result.observation, text, result.ends is not None)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            why = f"an observation that does not fit the schema: {str(error)[:300]}"
+            refuse = getattr(self.client, "refuse", None)
+            raise (refuse(why) if refuse else errors.ProtocolBroken("the environment", why, self._steps)) from None
+        self._text = text
         return self._last, {**result.metadata, "text": self._text}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import io
 import mmap
 import os
 import tempfile
@@ -31,6 +32,11 @@ def anonymous_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
+def owned(fd: int) -> io.FileIO:
+    """An object that closes a descriptor once, however often it is asked to and wherever that is interrupted."""
+    return io.FileIO(fd, "r+b")
+
+
 class Segment:
     """A block of shared memory.
 
@@ -42,7 +48,7 @@ class Segment:
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        self.fd = fd
+        self._file = owned(fd)
         self.size_bytes = size_bytes
         self.map = _mapped(fd, size_bytes)
 
@@ -52,20 +58,23 @@ class Segment:
         fd = anonymous_file("envfleet")
         try:
             os.ftruncate(fd, size_bytes)
-            return cls(fd, size_bytes)
         except OSError as error:
             os.close(fd)
             raise FleetError(
                 f"cannot get {size_bytes:,} bytes of shared memory ({error.strerror}): raise the limit (`ulimit -f`, the "
                 "container's memory), use fewer slots, or backend='pipe'"
             ) from error
+        return cls(fd, size_bytes)
 
     def close(self) -> None:
         """Give back the descriptor. The mapping lives until the last array over it is gone, as it must."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._file.close()
         self.map = None
+
+    @property
+    def fd(self) -> int:
+        """The descriptor."""
+        return self._file.fileno()
 
 
 def _mapped(fd: int, size_bytes: int) -> Any:

@@ -212,6 +212,23 @@ class Supervisor:
                 self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
                 return  # the other slots of the same worker went with it
 
+    def look_for_silent_calls(self, slots: set[int], begun_s: float) -> None:
+        """As `_look_for_silence`, for slots of which an answer to a call is wanted since `begun_s` (watched time)."""
+        backend, limit = self.backend, self.backend.recipe.timeout_s("call")
+        waited_s = self._watched_s - begun_s
+        for slot in sorted(slots) if waited_s > limit and backend.has_deadlines else ():
+            said, _, since = backend.pulse_of(slot).read()
+            is_idle = backend.can_kill and said < 0 and min(waited_s, backend.now() - since) > limit
+            if backend.has_deadline(slot) and (is_idle or waited_s > limit * (1 + len(self.lost))):
+                words = f"no answer to a call within step_timeout_s={limit:g}, and its worker says that it does nothing"
+                self._timed_out(int(backend.worker_of[slot]), slot, "call", words)
+                return  # the other slots of the same worker went with it
+
+    @property
+    def watched_s(self) -> float:
+        """The time in which somebody has looked at the workers so far."""
+        return self._watched_s
+
     def next_look_s(self) -> float:
         """How long to wait before looking at deadlines again, or until a rebuild is due if that is sooner."""
         if not self._due:
@@ -269,7 +286,7 @@ class Supervisor:
         slot, book = fault.slot, self.book
         self.troubled = True
         if is_out and slot not in self._interrupted:
-            self._interrupted[slot] = self._interrupt(slot, fault, bool(self.lost[slot]))
+            self._interrupted[slot] = self._interrupt(slot, fault)
         self._lost_at[slot] = book.given[slot]
         self.lost[slot] = True
         if not is_out:
@@ -292,9 +309,9 @@ class Supervisor:
         book.held[slot] = True
         self._due[slot] = self.backend.now() + delay
 
-    def _interrupt(self, slot: int, fault: Fault, was_lost: bool) -> _Interrupted:
+    def _interrupt(self, slot: int, fault: Fault) -> _Interrupted:
         head, obs = self._delivered(slot)
-        same = int(head["episode"]) == fault.episode and not was_lost
+        same = int(head["episode"]) == fault.episode
         named = self.backend.slab.head[slot] if fault.phase in ("init", "reset") else head
         return _Interrupted(
             final_obs=obs,
@@ -362,7 +379,7 @@ class Supervisor:
         if self.policy.on_fault == "raise":
             raise self.last_fault(slot).error()
         if slot not in self._interrupted:
-            self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot), False)
+            self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot))
 
     def last_fault(self, slot: int) -> Fault:
         """The newest fault of a slot."""

@@ -1,0 +1,63 @@
+"""What a server can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from envfleet.errors import BadArgument
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The options of a server; every one is a keyword argument of `serve` and `Server`.
+
+    Args:
+        host, port: where to listen; port 0 takes a free one. Other machines reach it only if `host` says so.
+        max_sessions: environments at once; who comes later hears CAPACITY_REACHED.
+        backend: "auto" ("pipe", or "aio" for environments with coroutines), "pipe" (worker processes with a thread
+            for each session), "thread", "aio" (the server's own event loop), or "serial" (in the server itself:
+            fastest, and no protection from the environment).
+        workers: processes (or threads) the sessions share; None is a process for each processor and two at least,
+            `max_sessions` a process for each session.
+        idle_timeout_s: a session without a message for so long is ended, whether anybody waits for it or not.
+        handover_s: while others wait for a session, one without a message for so long and without a running episode is
+            ended.
+        episode_idle_s: the same for a session in the middle of an episode, whose client may just be thinking.
+        request_timeout_s: a connection that has not sent a whole request by then is closed.
+        step_timeout_s: a step (or reset) past it fails; its worker process is ended, and who shares it is told.
+        max_message_bytes: larger messages end the session.
+        token: what clients must send as `Authorization: Bearer …`; None lets everyone in.
+        ping_s: WebSocket keep-alive; a client that does not answer for as long again is gone.
+        allow_hosts: more names that clients may use for this server; loopback names and the address it is bound to
+            are always allowed, "*" allows all.
+        allow_origins: web origins ("https://lab.example") whose pages may use it; "*" allows all.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_sessions: int = 64
+    backend: str = "auto"
+    workers: int | None = None
+    idle_timeout_s: float = 300.0
+    init_timeout_s: float = 120.0
+    step_timeout_s: float = 60.0
+    max_message_bytes: int = 16 * 2**20
+    token: str | None = field(default=None, repr=False)
+    ping_s: float = 20.0
+    handover_s: float = 5.0
+    episode_idle_s: float = 120.0
+    request_timeout_s: float = 30.0
+    allow_hosts: Sequence[str] = ()
+    allow_origins: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_sessions < 1 or not 0 <= self.port < 65536:
+            raise BadArgument("max_sessions must be at least 1, port between 0 and 65535")
+        waits = (self.idle_timeout_s, self.step_timeout_s, self.init_timeout_s, self.ping_s, self.request_timeout_s)
+        if min(waits) <= 0 or min(self.handover_s, self.episode_idle_s) < 0:
+            raise BadArgument("timeouts are seconds above 0")
+        if self.token is not None and not self.token.strip():
+            raise BadArgument("the token is empty")
+        if isinstance(self.allow_hosts, str) or isinstance(self.allow_origins, str):
+            raise BadArgument("allow_hosts and allow_origins are lists of strings")

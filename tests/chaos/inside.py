@@ -12,7 +12,7 @@ import numpy as np
 def worker_pids(fleet: Any) -> dict[int, int]:
     """Worker -> process number, of the workers that are processes and alive."""
     workers = getattr(fleet._backend, "_workers", ())
-    return {w.index: w.pid for w in workers if getattr(w, "pid", 0) and getattr(w, "alive", False)}
+    return {w.index: w.pid for w in workers if getattr(w, "alive", False)}
 
 
 def keeper_pid(fleet: Any) -> int:

@@ -184,10 +184,11 @@ class ShmBackend(ProcessBackend):
     def _collect(self) -> None:
         self.num_stale = self._exchange.collect(self._arena)
         while self._sided:
-            slot, turn, broken = self._sided[0]
+            slot, turn, broken = entry = self._sided[0]
             if self.given[slot] == turn != self.done[slot]:
                 self._take_side(slot, turn, bool(broken))
-            del self._sided[0]
+            if self._sided and self._sided[0] is entry:  # else it was dealt with on the way: its worker was found dead
+                del self._sided[0]
 
     def _take_side(self, slot: int, turn: int, broken: bool) -> None:
         """What a slot left with Python: in our own life, or on its worker's socket, sent before the slot was done."""
@@ -199,6 +200,8 @@ class ShmBackend(ProcessBackend):
             if self._parts.get(slot, (-1,))[0] != turn and worker.channel is not None:
                 worker.channel.pump()
                 self._take(worker)
+                if self.done[slot] == turn:
+                    return
             part_turn, part = self._parts.get(slot, (-1, {}))
             broken |= part_turn != turn
         failure = part.get("failure") or self._take_mail(slot, part)

@@ -88,6 +88,8 @@ class Supervisor:
         if backend.is_broken:
             self.troubled = True
             raise KeeperLost
+        if self.troubled:
+            self._take_back()  # first: what has come back may be lost again by what follows
         while backend.failures:
             slot, failure = next(iter(backend.failures.items()))
             self._failed(slot, failure)
@@ -121,10 +123,10 @@ class Supervisor:
         self._look_for_trouble()
 
     def _failed(self, slot: int, failure: Failure) -> None:
-        fault = self._record(
-            slot, "failed", failure.phase, failure.summary, True, failure=failure, traceback=failure.traceback
-        )
-        self._handle(fault, counts=True, is_out=bool(self.book.given[slot] != self.book.seen[slot]))
+        is_out = bool(self.book.given[slot] != self.book.seen[slot])
+        told = {"failure": failure, "traceback": failure.traceback}
+        fault = self._record(slot, "failed", failure.phase, failure.summary, is_out, True, **told)
+        self._handle(fault, counts=True, is_out=is_out)
 
     def _worker_lost(self, loss: Loss) -> None:
         """Every slot of the worker has lost its env: the one it was in, and those that shared it."""
@@ -136,27 +138,20 @@ class Supervisor:
         for slot in slots:
             if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.book.given[slot]):
                 continue
+            is_out = self.book.is_out(slot)
+            told: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
             if slot == culprit:
                 kind, cause = ("timeout", loss.overrun) if loss.overrun else ("lost", f"the worker process {words}")
-                fault = self._record(
-                    slot, kind, loss.phase, cause, True, worker=loss.worker, exit_code=loss.exit_code, stack=loss.stack
-                )
+                fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **told)
             else:
                 what = f"timed out in {loss.phase}" if loss.overrun else f"was in {loss.phase} when the process {words}"
                 shared = f"it shared worker {loss.worker} with slot {culprit}, which {what}"
                 idle = " while idle" if loss.phase == "idle" else ""
-                fault = self._record(
-                    slot,
-                    "lost",
-                    "step" if self.book.is_out(slot) else "idle",
-                    shared if culprit >= 0 else f"the worker process {words}{idle}",
-                    True,
-                    worker=loss.worker,
-                    exit_code=loss.exit_code,
-                    shared_with=culprit if culprit >= 0 else None,
-                )
+                cause = shared if culprit >= 0 else f"the worker process {words}{idle}"
+                told["shared_with"] = culprit if culprit >= 0 else None
+                fault = self._record(slot, "lost", "step" if is_out else "idle", cause, is_out, True, **told)
             # Only the slot that brought the worker down pays from its budget; with none known, all do.
-            self._handle(fault, counts=slot == culprit or culprit < 0, is_out=self.book.is_out(slot))
+            self._handle(fault, counts=slot == culprit or culprit < 0, is_out=is_out)
 
     # -- deadlines -----------------------------------------------------------------------------------------------
 
@@ -241,24 +236,25 @@ class Supervisor:
             self.take()
             return
         is_out = self.book.is_out(slot)
-        fault = self._record(slot, "timeout", phase, words, worker=worker, stack=self.backend.kill(worker))
+        fault = self._record(slot, "timeout", phase, words, is_out, worker=worker, stack=self.backend.kill(worker))
         self._handle(fault, counts=True, is_out=is_out, gone=not self.backend.can_rebuild_abandoned)
 
     # -- what is done about it -----------------------------------------------------------------------------------
 
-    def _delivered(self, slot: int) -> tuple[Any, list[Any]]:
-        """The row as the caller last got it, whatever has been written into it since."""
-        is_new = bool(self.book.given[slot] != self.book.seen[slot])
-        row: tuple[Any, list[Any]] = self.backend.delivered(slot) if is_new else self.backend.slab.delivered(slot, -1)
+    def _delivered(self, slot: int, is_out: bool) -> tuple[Any, list[Any]]:
+        """The row as the caller last got it, or will get it next. `is_out`: the one being written now is not coming."""
+        row: tuple[Any, list[Any]] = self.backend.delivered(slot) if is_out else self.backend.slab.delivered(slot, -1)
         return row
 
-    def _record(self, slot: int, kind: str, phase: str, cause: str, once: bool = False, **more: Any) -> Fault:
+    def _record(
+        self, slot: int, kind: str, phase: str, cause: str, is_out: bool = False, once: bool = False, **more: Any
+    ) -> Fault:
         """Add a fault to the list. `once`: not if the same one is there, because dealing with it was interrupted."""
         turn, live = int(self.book.given[slot]), self.backend.slab.head[slot]
         for known in reversed(self.faults[-2 * len(self.lost) :] if once else ()):
             if (known.slot, known.turn, known.kind, known.phase, known.cause) == (slot, turn, kind, phase, cause):
                 return known
-        head, _ = self._delivered(slot)
+        head, _ = self._delivered(slot, is_out)
         running = int(head["started"]) - 1
         same = int(head["episode"]) == running and not self.backend.slab.has_ended(head)
         named = live if phase in ("init", "reset") else head  # a reset that fails has its own seed and task
@@ -286,7 +282,7 @@ class Supervisor:
         slot, book = fault.slot, self.book
         self.troubled = True
         if is_out and slot not in self._interrupted:
-            self._interrupted[slot] = self._interrupt(slot, fault)
+            self._interrupted[slot] = self._interrupt(slot, fault, is_out)
         self._lost_at[slot] = book.given[slot]
         self.lost[slot] = True
         if not is_out:
@@ -309,8 +305,8 @@ class Supervisor:
         book.held[slot] = True
         self._due[slot] = self.backend.now() + delay
 
-    def _interrupt(self, slot: int, fault: Fault) -> _Interrupted:
-        head, obs = self._delivered(slot)
+    def _interrupt(self, slot: int, fault: Fault, is_out: bool) -> _Interrupted:
+        head, obs = self._delivered(slot, is_out)
         same = int(head["episode"]) == fault.episode
         named = self.backend.slab.head[slot] if fault.phase in ("init", "reset") else head
         return _Interrupted(
@@ -379,7 +375,7 @@ class Supervisor:
         if self.policy.on_fault == "raise":
             raise self.last_fault(slot).error()
         if slot not in self._interrupted:
-            self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot))
+            self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot), False)
 
     def last_fault(self, slot: int) -> Fault:
         """The newest fault of a slot."""
@@ -415,10 +411,8 @@ class Supervisor:
     def note_close(self, slot: int, problem: Failure | Loss) -> Fault:
         """Record what went wrong in closing a slot."""
         if isinstance(problem, Failure):
-            text = {"stack": problem.traceback} if problem.kind == "timeout" else {"traceback": problem.traceback}
-            return self._record(
-                max(slot, 0), problem.kind, problem.phase, problem.summary, False, failure=problem, **text
-            )
+            text: dict[str, Any] = {"stack" if problem.kind == "timeout" else "traceback": problem.traceback}
+            return self._record(max(slot, 0), problem.kind, problem.phase, problem.summary, failure=problem, **text)
         cause = f"the worker process {exit_words(problem.exit_code)}"
         return self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 

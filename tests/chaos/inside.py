@@ -30,8 +30,14 @@ def worker_of(fleet: Any) -> list[int]:
 
 
 def out_slots(fleet: Any) -> list[int]:
-    """Slots that are sent and not yet received."""
+    """Slots that are sent and not yet received. What an interrupt left half done is settled first, as every call does."""
+    fleet._backend.settle()
     return [int(slot) for slot in np.flatnonzero(fleet._book.state != 0)]
+
+
+def is_lost(fleet: Any, slot: int) -> bool:
+    """Whether the slot's env is known to be gone: the next row of a step will be a fault row."""
+    return bool(fleet._supervisor.lost[slot])
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -235,6 +235,8 @@ class Pilot:
         """Every row of a batch against the model."""
         for slot, row in rows_of(batch, self.fleet.task_value):
             kind = self.slots[slot].take(row, self.fleet.faults)
+            if inside.is_lost(self.fleet, slot):
+                self.slots[slot].lost_again()
             self.log.append(f"  {slot}: {kind}") if kind != "ready" else None
             self.tally.rows += kind in ("ready", "reset")
             self.tally.fault_rows += kind == "fault"

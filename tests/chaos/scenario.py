@@ -79,7 +79,7 @@ class Setup:
         makes = [(lambda i=i: env(i, self.shape, traps, self.pace_s)) for i in range(self.num_envs)]
         return ef.make(
             makes, backend=backend, on_end=self.on_end, on_fault=self.on_fault, max_restarts=self.max_restarts,
-            init_timeout_s=60.0, reset_timeout_s=self.timeout_s, step_timeout_s=self.timeout_s, **options,
+            init_timeout_s=20.0, reset_timeout_s=self.timeout_s, step_timeout_s=self.timeout_s, **options,
         )  # fmt: skip
 
     def local_slots(self, fleet: Any) -> set[int]:

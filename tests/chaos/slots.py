@@ -239,6 +239,11 @@ class SlotModel:
         self.seeds, self.tasks = {None}, {task}
         self.excuse, self.murky = (self.excuse if self.excuse >= _FOREVER // 2 else 0), False
 
+    def lost_again(self) -> None:
+        """Its env was lost after the row was made: that fault is in the list already, and its row comes with the next send."""
+        self.known_faults = max(0, self.known_faults - 1)
+        self.murky = True
+
     def _is_seed(self, seed: int) -> bool:
         return seed in self.seeds or seed == -1 or any(seed in spawned(base) or seed == base for base in self.bases)
 

@@ -113,7 +113,7 @@ class Supervisor:
         book = self.book
         back = self.lost & (book.given != self._lost_at) & (book.done == book.given) & ~book.held & ~self.quarantined
         for slot in np.flatnonzero(back).tolist():
-            if slot in self.pending:
+            if slot in self.pending or slot in self.backend.failures:
                 continue
             interrupted = self._interrupted.get(slot)
             if interrupted is not None:

@@ -184,9 +184,11 @@ class Fleet(About, EnvInterface, Ending):
         quarantined = supervisor.quarantined[slots]
         sent = slots[~quarantined]
         lost = sent[supervisor.lost[sent]].tolist()
-        if command == STEP:
-            for slot in lost:
+        for slot in lost:
+            if command == STEP:
                 supervisor.sent_lost(slot)  # may raise: before any slot changes hands
+            else:
+                supervisor.reset_lost(slot)
         for slot in slots[quarantined].tolist():
             supervisor.quarantine_row(slot)
         supervisor.prepare_rebuild(lost)

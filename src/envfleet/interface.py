@@ -61,7 +61,7 @@ class EnvInterface:
         results: dict[int, Any] = {}
         wanted = set(chosen.tolist())  # an answer of another slot belongs to a call that was interrupted
         supervisor, lost = self._supervisor, None
-        begun_s = supervisor.watched_s
+        begun_s, num_losses = supervisor.watched_s, supervisor.num_losses.copy()
         # To the last answer, also when one slot's worker is lost: an answer left behind would pass for the next call's.
         while len(results) < len(chosen):
             answers = self._backend.replies(supervisor.next_look_s())
@@ -75,6 +75,12 @@ class EnvInterface:
                 if fault.slot in chosen and fault.slot not in results:
                     results[fault.slot] = None
                     lost = fault if lost is None or lost.shared_with is not None else lost
+            for slot in np.flatnonzero(supervisor.num_losses != num_losses).tolist():
+                if (
+                    slot in wanted and slot not in results
+                ):  # its env was lost before, and now the worker that would say so
+                    results[slot] = None
+                    lost = lost or supervisor.last_fault(slot)
         if lost is not None:
             raise lost.error()
         for slot in chosen.tolist():

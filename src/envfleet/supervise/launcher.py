@@ -136,6 +136,8 @@ class Keeper:
         while (frame := self.channel.peek()) is not None:
             what, key, value = pickle.loads(frame)
             told: dict[int, Any] = {"started": self.pids, "refused": self.refused, "exit": self.exits}[what]  # type: ignore[assignment]
+            if what == "started":
+                self.exits.pop(value, None)  # a number that an earlier worker had
             told[key] = value
             self.channel.drop()
 

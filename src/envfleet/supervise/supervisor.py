@@ -65,6 +65,7 @@ class Supervisor:
         self.restarts = np.zeros(count, np.int64)
         self.has_restarts = False  # whether any slot has some on its account: the fast path asks only this
         self.faults: list[Fault] = []
+        self.num_losses = np.zeros(count, np.int64)  # how often a slot's worker was lost, whether that was news or not
         self.pending: dict[int, Fault] = {}
         self._due: dict[int, float] = {}  # slot -> when to rebuild it
         self._interrupted: dict[int, _Interrupted] = {}
@@ -131,6 +132,7 @@ class Supervisor:
     def _worker_lost(self, loss: Loss) -> None:
         """Every slot of the worker has lost its env: the one it was in, and those that shared it."""
         slots = np.flatnonzero(self.backend.worker_of == loss.worker).tolist()
+        self.num_losses[slots] += 1
         words = exit_words(loss.exit_code)
         culprit = loss.slot
         if loss.overrun:
@@ -376,6 +378,10 @@ class Supervisor:
             raise self.last_fault(slot).error()
         if slot not in self._interrupted:
             self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot), False)
+
+    def reset_lost(self, slot: int) -> None:
+        """A lost slot is reset: nobody wants to know what became of its episode, also if a send had begun to ask."""
+        self._interrupted.pop(slot, None)
 
     def last_fault(self, slot: int) -> Fault:
         """The newest fault of a slot."""

@@ -59,10 +59,12 @@ class EnvInterface:
             args = [args[i] for i in order]
         self._backend.call(chosen.tolist(), phase, name, args, kwargs, each)
         results: dict[int, Any] = {}
+        wanted = set(chosen.tolist())
         supervisor, lost = self._supervisor, None
         # To the last answer, also when one slot's worker is lost: an answer left behind would pass for the next call's.
         while len(results) < len(chosen):
-            results.update(self._backend.replies(supervisor.next_look_s()))
+            answers = self._backend.replies(supervisor.next_look_s())
+            results.update({slot: value for slot, value in answers.items() if slot in wanted})
             before = len(supervisor.faults)
             self._backend.wait(1, 0.0)
             supervisor.take()

@@ -340,11 +340,13 @@ class ShmBackend(ProcessBackend):
         self.settle()
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_s
+        asked = 0
         for slot, mine in zip(slots, args):
             worker, ticket = self._workers[owner[slot]], self._ticket(slot)
             self._replies.pop(slot, None)
+            asked += worker.alive
             self._message(worker, "call", slot, ticket, "call", name, mine, {})
-        while len(answers) < len(slots) and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
+        while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
             answers.update(self.replies(left))
         for slot in slots:
             self._ticket(slot)

@@ -23,6 +23,8 @@ STALE_S = 1.0
 QUIET_S = 5.0
 #: Moving holds the caller up: some slots at a time, for at most about so long between two batches.
 AT_ONCE, SPEND_S = 8, 0.1
+#: A worker that has not answered is left alone for so long.
+PAUSE_S = 2.0
 
 
 class Movable(Protocol):
@@ -54,6 +56,7 @@ class Mover:
         self.wants_in = False
         self._watch, self._clock = watch or CpuWatch(), clock
         self._began = self._at = self._next = clock()
+        self._again = 0.0  # not to try before
         self._cpu_s = 0.0
         self._busy_looks, self._quiet_s, self._patience_s = 0, 0.0, QUIET_S
         self._refused: dict[int, str] = {}  # slots that cannot be moved, and why: not asked again
@@ -65,14 +68,17 @@ class Mover:
         now = self._clock()
         if now >= self._next:
             self._look(now, backend.cpu_s())
-        if self._told:
+        if self._told or now < self._again:
             return
         left = self._misplaced(backend)
         ready = [slot for slot in free().tolist() if left[slot]]
         move = backend.move_in if self.wants_in else backend.move_back
         while ready and self._clock() - now < SPEND_S:
             some, ready = ready[:AT_ONCE], ready[AT_ONCE:]
-            self._refused.update(move(some))
+            self._refused.update(refused := move(some))
+            if not refused and self._misplaced(backend)[some].all():  # no answer: its worker is in a long reset, say
+                self._again = self._clock() + PAUSE_S
+                return
         if not self._misplaced(backend).any():
             self._tell(backend)
 

@@ -11,7 +11,6 @@ slot, and so has the slot's worker; which of the two has the env is said by `wor
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from envfleet.backends.base import Loss
 from envfleet.backends.handle import WorkerHandle
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.moving import Mover
-from envfleet.backends.processes import ProcessBackend
+from envfleet.backends.processes import ProcessBackend, load_value
 from envfleet.copying import try_packed
 from envfleet.layout import ALIGN, Layout
 from envfleet.recipe import Recipe
@@ -271,7 +270,7 @@ class ShmBackend(ProcessBackend):
 
     def mind(self, free: Callable[[], Slots]) -> None:
         """Let the mover look at the machine; it may move slots that are `free`."""
-        if self._mover is not None:
+        if self._mover is not None and not self.has_trouble:  # trouble is dealt with first, by slots as they are now
             self._mover.mind(self, free)
 
     def moved(self) -> np.ndarray[Any, Any]:
@@ -301,10 +300,11 @@ class ShmBackend(ProcessBackend):
         refused: dict[int, str] = {}
         asked = self._ask(slots, "__apply__", [(try_packed,)] * len(slots), self.worker_of, timeout_s)
         for slot, data in asked.items():
-            if not isinstance(data, bytes):
-                refused[slot] = data.summary if isinstance(data, Failure) else data
+            env = load_value(data, "call") if isinstance(data, bytes) else data
+            if isinstance(env, (Failure, str)):
+                refused[slot] = env.summary if isinstance(env, Failure) else env
                 continue
-            self._lives[slot].adopt(pickle.loads(data))
+            self._lives[slot].adopt(env)
             self._runner = self._all_lives_runner
             self.worker_of[slot] = self._own
             self._message(self._workers[self._home[slot]], "forget", slot)

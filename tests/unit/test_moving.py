@@ -78,7 +78,7 @@ def test_in_when_busy_for_two_looks_and_back_when_quiet_for_long() -> None:
     machine.free = 1.9
     run(mover, backend, machine, QUIET_S - 0.5)
     assert backend.here.all()
-    run(mover, backend, machine, 1.0)
+    run(mover, backend, machine, 2.0)
     assert not backend.moved().any() and backend.notes[1].startswith("after ") and "back" in backend.notes[1]
 
 
@@ -132,6 +132,7 @@ def busy(tmp_path: Path, monkeypatch: Any) -> Machine:
     monkeypatch.setenv("ENVFLEET_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(moving, "CpuWatch", lambda: machine)
     monkeypatch.setattr(moving, "LOOK_S", 0.02)
+    monkeypatch.setattr(moving, "CALM_LOOK_S", 0.02)
     monkeypatch.setattr(moving, "QUIET_S", 0.1)
     monkeypatch.setattr("envfleet.auto.current_load", lambda: None)
     monkeypatch.setattr("envfleet.auto.usable_cpus", lambda: 2)

@@ -8,8 +8,10 @@ random state, and which objects are the same one. Whatever is of a kind not list
 from __future__ import annotations
 
 import collections
+import copyreg
 import enum
 import functools
+import io
 import pickle
 import random
 import struct
@@ -37,13 +39,45 @@ def packed(env: Any) -> bytes:
         True
     """
     try:
-        data = pickle.dumps(env)
+        buffer = io.BytesIO()
+        _Pickler(buffer).dump(env)
+        data = buffer.getvalue()
         differ = difference(env, pickle.loads(data))
     except Exception as error:
         raise CannotCopy(f"{type(error).__name__}: {error}"[:200]) from None
     if differ:
         raise CannotCopy(differ)
     return data
+
+
+class _Pickler(pickle.Pickler):
+    """Ordinary instances get their attributes back one by one, as their constructors set them.
+
+    The standard way fills an instance's `__dict__`, which CPython then keeps as a dict of its own: every attribute is found more
+    slowly from then on. CartPole's step took 1.1 times as long.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        """Only what the standard way would treat alike; spaces too, whose `__setstate__` is for old pickles."""
+        kind = type(value)
+        own_way = any(getattr(kind, name, None) is not getattr(object, name, None) for name in _PICKLE_METHODS)
+        is_space = kind.__module__.startswith("gymnasium.spaces.")
+        if (own_way and not is_space) or not kind.__dictoffset__ or not _is_all_python(kind) or any(_slots_of(kind)):
+            return NotImplemented
+        state = object.__getattribute__(value, "__dict__")
+        return copyreg.__newobj__, (kind,), state, None, None, set_attributes  # type: ignore[attr-defined]
+
+
+_PICKLE_METHODS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def set_attributes(instance: Any, state: dict[str, Any]) -> None:
+    """Give an instance its attributes, past any `__setattr__` or property of its class."""
+    for name, value in state.items():
+        if hasattr(getattr(type(instance), name, None), "__set__"):
+            object.__getattribute__(instance, "__dict__")[name] = value
+        else:
+            object.__setattr__(instance, name, value)
 
 
 def try_packed(env: Any) -> bytes | str:
@@ -236,11 +270,9 @@ def _attributes(where: str, a: Any, b: Any) -> Pairs:
     kind, name = type(a), f"{where or 'it'} ({type(a).__name__})"
     if isinstance(a, EzPickle):
         raise CannotCopy(f"{name} is built anew when it is copied (EzPickle)")
-    slots = list(_slots_of(kind))
-    words = 2 + (kind.__dictoffset__ != 0) + (kind.__weakrefoffset__ != 0) + len(slots)
-    if kind is object or kind.__itemsize__ or kind.__basicsize__ > words * struct.calcsize("P"):
+    if kind is object or not _is_all_python(kind):
         raise CannotCopy(f"{name} is of a kind we do not know")  # a C struct behind it, or a mere mark
-    for slot, member in slots:
+    for slot, member in _slots_of(kind):
         has = [_has(member, x) for x in (a, b)]
         _demand(has[0] == has[1], f"{where}.{slot}")
         if has[0]:
@@ -250,6 +282,12 @@ def _attributes(where: str, a: Any, b: Any) -> Pairs:
         _demand(mine.keys() == theirs.keys(), where)
         for key, value in mine.items():
             yield f".{key}", value, theirs[key]
+
+
+def _is_all_python(kind: type) -> bool:
+    """Whether instances are a head, a `__dict__`, a list of weak references and slots: no C struct, no items."""
+    words = 2 + (kind.__dictoffset__ != 0) + (kind.__weakrefoffset__ != 0) + len([*_slots_of(kind)])
+    return kind.__itemsize__ == 0 and kind.__basicsize__ <= words * struct.calcsize("P")
 
 
 def _slots_of(kind: type) -> Iterator[tuple[str, Any]]:

@@ -155,6 +155,30 @@ def test_what_loses_something_or_is_not_known_stays(value: Any) -> None:
     assert isinstance(try_packed(Thing(value=value)), str)
 
 
+class Guarded:
+    """Its attributes cannot be set from outside, and one of them is hidden behind a property."""
+
+    def __init__(self) -> None:
+        self.__dict__.update(a=1, b=[2])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+    @property
+    def b(self) -> None:
+        return None
+
+    @b.setter
+    def b(self, value: Any) -> None:
+        raise AttributeError("b")
+
+
+def test_attributes_come_back_past_properties_and_setters() -> None:
+    assert vars(pickle.loads(packed(Guarded()))) == {"a": 1, "b": [2]}
+    box = gym.spaces.Box(0, 1, (2,), seed=3)
+    assert (pickle.loads(packed(box)).sample() == box.sample()).all()
+
+
 def test_arrays_over_one_memory_stay() -> None:
     whole = np.zeros((4, 2))
     assert isinstance(try_packed([whole[1:3], 1]), bytes)  # a view of something nobody else holds

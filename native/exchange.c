@@ -118,11 +118,12 @@ void take_place(Exchange *x) {
     uint32_t mine = 1 + (uint32_t)sched_getcpu();
     store(&x->workers[x->me].place, mine);
     if (x->is_parent) return;
-    int shared = 0;
+    int shared = 0, stepping = 0; // an empty share, or one that rests, needs no CPU
     for (Py_ssize_t w = x->me + 1; w < x->num_workers; w++) shared |= load(&x->workers[w].place) == mine;
+    for (Py_ssize_t w = 0; w < x->num_workers; w++) stepping += load(&x->workers[w].place) != 0;
     if (!shared || now_ns() - x->moved_ns < MOVE_PAUSE_NS) return;
     cpu_set_t allowed, free;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) < x->num_workers) return;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) < stepping) return;
     free = allowed;
     for (Py_ssize_t w = 0; w < x->num_workers; w++) {
         uint32_t place = load(&x->workers[w].place);

@@ -46,6 +46,7 @@ class Choice:
     isolate: bool
     reason: str
     threads: bool = False  # pipe: a thread for every slot in its worker
+    moves_below: int = 0  # with fewer free CPUs than this, one process would have been chosen: slots are moved into it
 
 
 def choose(
@@ -147,7 +148,24 @@ def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fau
     quiet = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here)
     if quiet.backend != "shm" or quiet.num_workers == 1:
         return quiet  # nothing a busy machine would change: no need to look
-    return choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here, current_load())
+    choice = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here, current_load())
+    if choice.backend != "shm" or not here or isolate is True:
+        return choice
+    return dataclasses.replace(choice, moves_below=_moves_below(probe, recipe.num_slots, usable_cpus(), num_workers))
+
+
+def _moves_below(probe: Probe, num_slots: int, cpus: int, num_workers: int | None) -> int:
+    """The number of free CPUs below which such envs are stepped in one process, 0 where they never are.
+
+    Example:
+        >>> _moves_below(Probe(7e-6, 7e-6, 16), 64, 2, None), _moves_below(Probe(1e-3, 1e-3, 16), 64, 2, None)
+        (2, 0)
+    """
+    alone = [
+        choose(probe, num_slots, cpus, None, num_workers, True, Load(cpus, float(free), 0.0)).backend == "serial"
+        for free in range(cpus)
+    ]
+    return max((free + 1 for free in range(cpus) if alone[free]), default=0)
 
 
 def _probe(recipe: Recipe) -> Probe:

@@ -10,6 +10,7 @@ import gymnasium as gym
 
 from envfleet.auto import decide
 from envfleet.backends.base import Backend, Loss
+from envfleet.backends.moving import Mover
 from envfleet.backends.remote import RemoteBackend, is_remote, remote_factory
 from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
 from envfleet.fleet import Fleet
@@ -158,7 +159,7 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     try:
         built = backend.start(recipe)
         layout, about = _agree(built, recipe, policy)
-        plan = Plan(backend.name, backend.num_workers, recipe.num_slots, backend.start_method, reason)
+        plan = Plan(backend.name, backend.num_workers, recipe.num_slots, backend.start_method, reason, backend.notes)
         fleet = Fleet(backend, layout, about, policy, plan, debug)
     except BaseException:
         backend.close(2.0)
@@ -224,11 +225,12 @@ def _backend(
     if isinstance(backend, Backend):
         return backend, "sessions with servers" if backend.name == "remote" else "given"
     _check("backend", backend, BACKENDS)
-    reason, threads = "asked for", False
+    reason, threads, mover = "asked for", False, None
     if backend == "auto":
         choice = decide(recipe, num_workers, isolate, on_fault)
         backend, num_workers, isolate, threads = choice.backend, choice.num_workers, choice.isolate, choice.threads
         reason = f"auto: {choice.reason}"
+        mover = Mover(choice.moves_below) if choice.moves_below else None
         start_method = start_method if backend in ("pipe", "shm") else None
     if start_method is not None and backend not in ("pipe", "shm"):
         raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
@@ -258,7 +260,7 @@ def _backend(
         return PipeBackend(num_workers, start_method, threads), reason
     from envfleet.backends.shm import ShmBackend
 
-    return ShmBackend(num_workers, start_method, isolate=isolate is not False), reason
+    return ShmBackend(num_workers, start_method, isolate=isolate is not False, mover=mover), reason
 
 
 def _check(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -20,9 +20,12 @@ class Plan:
     num_slots: int
     start_method: str | None = None
     reason: str = "asked for"
+    #: What has changed since, the latest last: slots that were moved because the machine is busy, or could not be.
+    notes: list[str] = dataclasses.field(default_factory=list, repr=False, compare=False)
     pid: int = dataclasses.field(default_factory=os.getpid, repr=False, compare=False)
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
         method = f" ({self.start_method})" if self.start_method else ""
-        return f"{self.backend}{method}, {workers}, {self.num_slots} slots: {self.reason}"
+        latest = f"; {self.notes[-1]}" if self.notes else ""
+        return f"{self.backend}{method}, {workers}, {self.num_slots} slots: {self.reason}{latest}"

@@ -75,8 +75,19 @@ class SlotLife:
         env = yield "init", self.make_env, (), {}
         if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
             raise TypeError(f"the factory returned {type(env).__name__}, which has no reset and step")
+        self.adopt(env)
+
+    def adopt(self, env: Any) -> None:
+        """Take an env that is built: here just now, or in another process, from where it was moved."""
+        self.drop()
         self._reset_takes_task, self._set_task = task_routes(env)
         self.env = seated(env)
+
+    def drop(self) -> None:
+        """Forget the env without closing it: it lives on elsewhere, or never was."""
+        if self.env is not None:
+            self.release()
+            self.env = None
 
     def attach(self, slab: Slab) -> None:
         """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core_ways import WAYS, SharingPipe, load_backend
+from core_ways import WAYS, MovingShm, SharingPipe, load_backend
 from envfleet.conformance import CHECKS, Start
 
 
@@ -18,6 +18,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
         else:
             ways = {**WAYS, "shm and parent": ("shm", {"start_method": "fork", "isolate": False})}
             ways["pipe and threads"] = (SharingPipe, {})
+            ways["shm and moving slots"] = (MovingShm, {})
             starts = [pytest.param(Start(backend, **options), id=name) for name, (backend, options) in ways.items()]
         metafunc.parametrize("start", starts)
 

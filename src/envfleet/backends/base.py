@@ -74,6 +74,7 @@ class Backend(abc.ABC):
         self.is_broken = False  # the keeper is gone: nothing works any more but `close`
         self._tickets: dict[int, int] = {}  # slot -> number of its last call
         self._replies: dict[int, Any] = {}  # slot -> the answer to it, until somebody asks
+        self.notes: list[str] = []  # what has changed since the plan was made: see `Plan`
 
     @abc.abstractmethod
     def start(self, recipe: Recipe) -> dict[int, dict[str, Any] | Failure | Loss]:
@@ -174,6 +175,12 @@ class Backend(abc.ABC):
 
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """Objects of mailbox action leaves: leaf index -> slot -> object."""
+
+    def mind(self, free: Callable[[], Slots]) -> None:
+        """Look after the backend's own order now and then, e.g. move slots that are `free`: nobody works on them, none is lost.
+
+        Called between two batches, never while a call of the env's interface waits for its answer.
+        """
 
     def now(self) -> float:
         """The clock deadlines are measured with."""

@@ -46,6 +46,7 @@ class ProcessBackend(Backend):
     can_kill = True
     by_value: bool
     threads = False  # whether every slot has a thread of its own in its worker
+    spare = 0  # 1: the parent has a share beside the workers', empty until slots are moved into it
 
     def __init__(self, num_workers: int | None = None, start_method: str | None = None) -> None:
         super().__init__()
@@ -70,13 +71,14 @@ class ProcessBackend(Backend):
         self._factories = recipe.pack()  # before any process starts: what cannot be pickled is refused here
         self.num_workers = min(self._wanted or usable_cpus(), recipe.num_slots)
         self.worker_of = spread(recipe.num_slots, self.num_workers)
-        self._pulse_segment = Segment.create((recipe.num_slots if self.threads else self.num_workers) * 64)
+        shares = self.num_workers + self.spare
+        self._pulse_segment = Segment.create((recipe.num_slots if self.threads else shares) * 64)
         words = np.frombuffer(self._pulse_segment.map, np.int64).reshape(-1, 8)
         words[:, 0] = -1
         self.pulses = [Pulse(row) for row in words]
         self._keeper = Keeper(self.start_method or "")
         self._poller.register(self._keeper.channel.sock, select.POLLIN)
-        for i in range(self.num_workers):
+        for i in range(shares):
             slots = np.flatnonzero(self.worker_of == i).tolist()
             pulses = [self.pulses[slot] for slot in slots] if self.threads else [self.pulses[i]]
             self._workers.append(WorkerHandle(i, slots, pulses, self._keeper))
@@ -448,7 +450,9 @@ class ProcessBackend(Backend):
         for i, slot in enumerate(slots):
             worker = self._workers[self.worker_of[slot]]
             self._prepared(worker)
-            self._message(worker, "call", slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs)
+            ticket = self._ticket(slot)
+            self._replies.pop(slot, None)  # to a call that was interrupted
+            self._message(worker, "call", slot, ticket, phase, name, args[i] if each else args, kwargs)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers that have arrived."""

@@ -4,12 +4,15 @@ With the compiled core, parent and workers wake each other by a doorbell that sp
 they are long. With `isolate=False` the parent steps one share of the slots itself: on few cores that is faster, because
 no third process competes for them, but an env that crashes the process then takes the trainer down, and deadlines cannot
 be enforced in that share. Without the compiled core, slot numbers travel over the workers' sockets.
+
+Slots can be moved into the parent's share and back, one by one, while they are the caller's. The parent has a life for every
+slot, and so has the slot's worker; which of the two has the env is said by `worker_of` alone, which changes in one step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -19,12 +22,16 @@ from envfleet import native
 from envfleet.backends.base import Loss
 from envfleet.backends.handle import WorkerHandle
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.backends.processes import ProcessBackend
+from envfleet.backends.moving import Mover
+from envfleet.backends.processes import ProcessBackend, load_value
+from envfleet.copying import try_packed
 from envfleet.layout import ALIGN, Layout
+from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
 from envfleet.slot import SlotLife, drive
 from envfleet.supervise.channel import ParentChannel
 from envfleet.supervise.faults import Failure
+from envfleet.supervise.machine import cpu_time_of, usable_cpus
 from envfleet.supervise.memory import Segment, SharedMap
 from envfleet.supervise.worker import call_life
 
@@ -41,6 +48,7 @@ class ShmBackend(ProcessBackend):
         start_method: str | None = None,
         isolate: bool = True,
         spin_s: float = 0.004,
+        mover: Mover | None = None,
     ) -> None:
         super().__init__(num_workers, start_method)
         self._compiled = native.load()
@@ -50,8 +58,12 @@ class ShmBackend(ProcessBackend):
         self._spin_s = spin_s
         self._exchange: Any = None
         self._segment: Segment | None = None
-        self._lives: dict[int, SlotLife] = {}  # of the parent's own share
-        self._runner: Any = None
+        self._mover = mover if self._compiled is not None else None
+        self.spare = int(self._isolate and self._mover is not None)
+        self._own = -1  # the parent's share, where it has one
+        self._lives: dict[int, SlotLife] = {}  # the parent's: of every slot, or of none
+        self._all_lives_runner: Any = None
+        self._runner: Any = None  # the same while the parent's share is not empty, else None: nothing to look for
         self._all_alive = True
         self._all_told = True  # every worker knows every task, and has been sent all that it was to be sent
         self._sided: list[tuple[int, int, int]] = []  # (slot, turn, whether broken) with something beside their rows
@@ -60,21 +72,32 @@ class ShmBackend(ProcessBackend):
 
     def _is_own(self, worker: int) -> bool:
         # The last share, so that the other workers are rung before the parent starts on its own slots.
-        return not self._isolate and worker == self.num_workers - 1
+        return worker == self._own
+
+    def _is_mine(self, slot: int) -> bool:
+        return bool(self.worker_of[slot] == self._own)
+
+    def start(self, recipe: Recipe) -> dict[int, Described]:
+        """As all process backends; the parent's share is the last, or one more."""
+        workers = min(self._wanted or usable_cpus(), recipe.num_slots)
+        self._own = workers - 1 + self.spare if self.spare or not self._isolate else -1
+        return super().start(recipe)
 
     def _build_own(self) -> None:
-        for slot in self._own_slots():
-            life = self._lives[slot] = SlotLife(slot, self.recipe.factories[slot], self.recipe.on_end, self._tasks)
+        self._home = self.worker_of.copy()
+        if self._own < 0:
+            return
+        for slot, factory in enumerate(self.recipe.factories):
+            self._lives[slot] = SlotLife(slot, factory, self.recipe.on_end, self._tasks)
+        for slot in self._workers[self._own].slots:
+            life = self._lives[slot]
             drive(life, life.build(), _unwatched)
             described: Described = LocalBackend._described(life)
             self._built[slot] = described
 
     def has_deadline(self, slot: int) -> bool:
         """Not the parent's own share."""
-        return slot not in self._lives
-
-    def _own_slots(self) -> list[int]:
-        return self._workers[-1].slots if not self._isolate else []
+        return not self._is_mine(slot)
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -83,18 +106,22 @@ class ShmBackend(ProcessBackend):
         slab_bytes = layout.offsets(count, keep=True)[1]
         self._map = SharedMap(slab_bytes, self.num_workers, count)
         if self._compiled is not None:
-            exchange_bytes = -(-self._compiled.Exchange.size(self.num_workers, count) // ALIGN) * ALIGN
-            self._map = SharedMap(slab_bytes, self.num_workers, count, exchange_bytes, native.ARENA_BYTES, self._spin_s)
+            exchange_bytes = -(-self._compiled.Exchange.size(self.num_workers + self.spare, count) // ALIGN) * ALIGN
+            self._map = SharedMap(
+                slab_bytes, self.num_workers, count, exchange_bytes, native.ARENA_BYTES, self._spin_s, self.spare
+            )
         self._segment = Segment.create(self._map.size_bytes)
         slab = Slab(layout, count, self._segment.map)
         if self._compiled is not None:
-            me = -1 if self._isolate else self.num_workers - 1
             board = (self.given, self.done, self.info, self.final_info, self._sided)
-            self._exchange, self._arena = self._map.open(self._compiled, self._segment, me, board)
+            self._exchange, self._arena = self._map.open(self._compiled, self._segment, self._own, board)
         for life in self._lives.values():
             life.attach(slab)
         if self._lives:
-            self._runner = native.make_runner(self._compiled, slab, self._lives, _unwatched, None, self._arena, True)
+            self._all_lives_runner = native.make_runner(
+                self._compiled, slab, self._lives, _unwatched, None, self._arena, True
+            )
+            self._runner = None if self.spare else self._all_lives_runner
         return slab
 
     def _post_attach(self, channel: ParentChannel) -> bool:
@@ -138,7 +165,8 @@ class ShmBackend(ProcessBackend):
         for index in np.unique(self.worker_of[slots]).tolist():
             if not self._is_own(index):
                 self._prepared(self._workers[index])
-        self._all_alive = all(w.alive or self._is_own(w.index) for w in self._workers)
+        needed = np.unique(self.worker_of).tolist()
+        self._all_alive = all(w.alive or self._is_own(w.index) or w.index not in needed for w in self._workers)
         self._all_told = all(
             w.channel is None or (w.num_tasks == len(self._tasks) and not w.channel.pending) for w in self._workers
         )
@@ -192,7 +220,7 @@ class ShmBackend(ProcessBackend):
 
     def _take_side(self, slot: int, turn: int, broken: bool) -> None:
         """What a slot left with Python: in our own life, or on its worker's socket, sent before the slot was done."""
-        if slot in self._lives:
+        if self._is_mine(slot):
             life = self._lives[slot]
             part: dict[str, Any] = {"info": life.info, "final_info": life.final_info, "failure": life.failure}
         else:
@@ -241,19 +269,105 @@ class ShmBackend(ProcessBackend):
             self._collect()
             self._exchange.forget(worker.index)
 
+    # -- moving -------------------------------------------------------------------------------------------------
+
+    def mind(self, free: Callable[[], Slots]) -> None:
+        """Let the mover look at the machine; it may move slots that are `free`."""
+        if self._mover is not None and not self.has_trouble:  # trouble is dealt with first, by slots as they are now
+            self._mover.mind(self, free)
+
+    def moved(self) -> np.ndarray[Any, Any]:
+        """[slot]: whether it was moved into this process."""
+        moved: np.ndarray[Any, Any] = self.worker_of != self._home
+        return moved
+
+    def resident(self) -> np.ndarray[Any, Any]:
+        """[slot]: whether it is in this process, from the start or moved."""
+        here: np.ndarray[Any, Any] = self.worker_of == self._own
+        return here
+
+    def cpu_s(self) -> float:
+        """CPU seconds that this process and its workers have used, as far as the kernel tells."""
+        assert self._keeper is not None
+        pids = [self._keeper.pids.get(worker.ticket) for worker in self._workers if worker.alive]
+        return time.process_time() + sum(cpu_time_of(pid) for pid in pids if pid is not None)
+
+    def move_in(self, slots: list[int], timeout_s: float = 1.0) -> dict[int, str]:
+        """Take slots that are the caller's from their workers into this process; why not, of those that cannot be.
+
+        The worker packs its env and keeps it. From the moment when `worker_of` names the parent, that copy counts for nothing,
+        and the worker is told to forget it. Before that moment the parent's copy counts for nothing.
+        """
+        if self.slab.has_mail or self.slab.layout.agents:
+            return dict.fromkeys(slots, "objects or many agents in its rows")
+        refused: dict[int, str] = {}
+        asked = self._ask(slots, "__apply__", [(try_packed,)] * len(slots), self.worker_of, timeout_s)
+        for slot, data in asked.items():
+            env = load_value(data, "call") if isinstance(data, bytes) else data
+            if isinstance(env, (Failure, str)):
+                refused[slot] = env.summary if isinstance(env, Failure) else env
+                continue
+            self._lives[slot].adopt(env)
+            self._runner = self._all_lives_runner
+            self.worker_of[slot] = self._own
+            self._message(self._workers[self._home[slot]], "forget", slot)
+        return refused
+
+    def move_back(self, slots: list[int], timeout_s: float = 1.0) -> dict[int, str]:
+        """Give slots that were moved in back to their workers; why not, of those that cannot be."""
+        refused: dict[int, str] = {}
+        blobs: dict[int, tuple[bytes]] = {}
+        for slot in slots:
+            life = self._lives[slot]
+            life.release()
+            data = try_packed(life.env)
+            if isinstance(data, bytes):
+                self._prepared(self._workers[self._home[slot]])  # it may have ended meanwhile
+                blobs[slot] = (data,)
+            else:
+                refused[slot] = data
+        for slot, answer in self._ask([*blobs], "__adopt__", [*blobs.values()], self._home, timeout_s).items():
+            if isinstance(answer, Failure):
+                refused[slot] = answer.summary
+                continue
+            self.worker_of[slot] = self._home[slot]
+            self._lives[slot].drop()
+        if not self.resident().any():
+            self._runner = None if self.spare else self._all_lives_runner
+        return refused
+
+    def _ask(
+        self, slots: list[int], name: str, args: list[Any], owner: np.ndarray[Any, Any], timeout_s: float
+    ) -> dict[int, Any]:
+        """Call something in these slots' workers; the answers that come in time. Those that come later are dropped."""
+        self.settle()
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        asked = 0
+        for slot, mine in zip(slots, args):
+            worker, ticket = self._workers[owner[slot]], self._ticket(slot)
+            self._replies.pop(slot, None)
+            asked += worker.alive
+            self._message(worker, "call", slot, ticket, "call", name, mine, {})
+        while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
+            answers.update(self.replies(left))
+        for slot in slots:
+            self._ticket(slot)
+        return {slot: answers[slot] for slot in slots if slot in answers}
+
     # -- off the step path --------------------------------------------------------------------------------------
 
     def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """To the lives of the parent's share, and to the workers."""
-        for slot, life in self._lives.items():
-            if slot in options:
-                life.options = options[slot]
-        super().give_options({slot: value for slot, value in options.items() if slot not in self._lives})
+        for slot, value in options.items():
+            if self._is_mine(slot):
+                self._lives[slot].options = value
+        super().give_options({slot: value for slot, value in options.items() if not self._is_mine(slot)})
 
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """To the parent's own mailbox, and to the workers."""
         for i, objects in mail.items():
-            for slot in self._lives.keys() & objects.keys():
+            for slot in filter(self._is_mine, objects):
                 self.slab.mail["action"][i][slot] = objects[slot]
         super().give_mail(mail)
 
@@ -261,7 +375,7 @@ class ShmBackend(ProcessBackend):
         """In the parent's own lives here, in the others by message."""
         for i, slot in enumerate(slots):
             mine = args[i] if each else args
-            if slot in self._lives:
+            if self._is_mine(slot):
                 self._replies[slot] = self._call_own(slot, phase, name, mine, kwargs)
             else:
                 super().call([slot], phase, name, mine, kwargs)
@@ -284,7 +398,7 @@ class ShmBackend(ProcessBackend):
             except (Exception, SystemExit, GeneratorExit) as error:
                 problems.append((life.slot, Failure.of(error, "close")))
         problems += super().close(timeout_s)
-        self._exchange = self._runner = None
+        self._exchange = self._runner = self._all_lives_runner = None
         if self._segment is not None:
             self._segment.close()
             self._segment = None

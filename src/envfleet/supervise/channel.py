@@ -99,6 +99,19 @@ class Channel:
         self._got = number
         return int(flags)
 
+    def has_frame(self) -> bool:
+        """Whether `recv` has something to say: a frame, or that the other end is gone. Not one that was sent twice."""
+        while True:
+            try:
+                head = self.sock.recv(_HEAD.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            if not head or _HEAD.unpack_from(head)[0] > self._got:
+                return True
+            self.sock.recv(1)
+
     def recv_fds(self, count: int) -> list[int]:
         """Take the file descriptors that follow the frame just received."""
         while True:

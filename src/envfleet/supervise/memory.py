@@ -106,6 +106,7 @@ class SharedMap:
     exchange_bytes: int = 0  # 0: no compiled doorbell, slots travel over sockets
     arena_bytes: int = 0  # per slot
     spin_s: float = 0.004
+    spare: int = 0  # 1: the parent has a share beside the workers', see `ProcessBackend`
 
     @property
     def size_bytes(self) -> int:
@@ -119,10 +120,10 @@ class SharedMap:
         """
         memory = memoryview(segment.map).cast("B")[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
         # A parent that only waits must not spin on a core that a worker needs. Waking it is cheap there: no core is idle.
-        waits_only, crowded = me < 0, self.num_workers >= usable_cpus()
+        waits_only, crowded = me < 0 or me == self.num_workers, self.num_workers >= usable_cpus()
         spin_s = 0.0 if waits_only and crowded else self.spin_s
         exchange = compiled.Exchange(
-            memory, self.num_workers, self.num_slots, me, spin_s, board is not None, False, board
+            memory, self.num_workers + self.spare, self.num_slots, me, spin_s, board is not None, False, board
         )
         at = self.slab_bytes + self.exchange_bytes
         arena = np.ndarray((self.num_slots, self.arena_bytes), np.uint8, buffer=segment.map, offset=at)

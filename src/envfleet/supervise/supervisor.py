@@ -180,6 +180,14 @@ class Supervisor:
                 words = f"{phase} took longer than {setting}_timeout_s={limit:g}"
                 self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
         self._look_for_silence(now)
+        if not force:
+            backend.mind(self._free)
+
+    def _free(self) -> Slots:
+        """Slots whose env is there and idle."""
+        book = self.book
+        free: Slots = ((book.given == book.done) & ~book.held & ~self.lost & ~self.quarantined).nonzero()[0]
+        return free
 
     def _look_for_silence(self, now: float) -> None:
         """Find slots that are out, though their worker's pulse says nothing that would explain it.

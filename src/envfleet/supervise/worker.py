@@ -18,7 +18,6 @@ import faulthandler
 import mmap
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -146,19 +145,13 @@ class Worker:
             has_message = self.exchange is None
             if not has_message:
                 self.exchange.work(self.runner, self._send_side)
-            while has_message or self._has_message():
+            while has_message or self.channel.has_frame():
                 has_message = False
                 frame = self.channel.recv()
                 if frame[:1] == b"S":
                     self._advance(frame)
                 elif not self._message(*pickle.loads(memoryview(frame)[1:])):
                     return
-
-    def _has_message(self) -> bool:
-        """Whether `recv` has something to say: a message, or that the parent is gone."""
-        poller = select.poll()
-        poller.register(self.channel.sock, select.POLLIN)
-        return bool(poller.poll(0))
 
     def _send_side(self, slot: int, turn: int) -> None:
         self.channel.send(b"I" + pickle.dumps((slot, turn, self._side_of(self.lives[slot]))))
@@ -252,6 +245,8 @@ class Worker:
                     self.slab.mail["action"][i][slot] = value
         elif what == "call":
             self._call(*args)
+        elif what == "forget":
+            self.lives[args[0]].drop()
         elif what == "close":
             self._close()
             return False
@@ -312,7 +307,9 @@ class Worker:
 
 
 def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One call of the env's interface off the step path: method, attribute, set, render."""
+    """One call of the env's interface off the step path: method, attribute, set, render; and the moving of the env itself."""
+    if name == "__adopt__":
+        return life.adopt(pickle.loads(args[0]))
     if life.env is None:
         raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
     try:

@@ -67,6 +67,7 @@ _WHERE = {
             "FaultError",
             "EnvFailed",
             "EnvTimeout",
+            "KeeperLost",
             "WorkerLost",
         ),
         "errors",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from envfleet.errors import FaultError as FaultError
     from envfleet.errors import FleetClosed as FleetClosed
     from envfleet.errors import FleetError as FleetError
+    from envfleet.errors import KeeperLost as KeeperLost
     from envfleet.errors import NotPicklable as NotPicklable
     from envfleet.errors import RecvTimeout as RecvTimeout
     from envfleet.errors import ResetNeeded as ResetNeeded

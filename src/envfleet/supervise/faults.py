@@ -39,7 +39,7 @@ class Failure:
             'ValueError: bad move'
         """
         name = _class_name(type(error))
-        words = _words(error)
+        words = words_of(error)
         notes = _attempt(lambda: [note for note in error.__notes__ if isinstance(note, str)], [])
         summary = _cut(" ".join([f"{name}: {words}" if words else name, *notes]), _MAX_SUMMARY)
         text = _attempt(lambda: _story(error), "")
@@ -62,7 +62,13 @@ def _attempt(function: Callable[[], Any], otherwise: Any) -> Any:
     return result if otherwise is None or type(result) is type(otherwise) else otherwise
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
+    """The text of an exception, whatever its own methods do.
+
+    Example:
+        >>> words_of(ValueError("bad move"))
+        'bad move'
+    """
     words: str = _attempt(lambda: str(error), "<its text could not be read>")
     return words
 
@@ -100,10 +106,10 @@ def _story(error: BaseException) -> str:
 def _line(error: BaseException) -> str:
     """The last line of a traceback; for a group, its members' too."""
     name = _class_name(type(error))
-    line = f"{name}: {_words(error)}"
+    line = f"{name}: {words_of(error)}"
     if isinstance(error, BaseExceptionGroup):
         members = BaseExceptionGroup.__dict__["exceptions"].__get__(error)[:_MAX_CHAIN]
-        line += "".join(f"\n  + {_class_name(type(member))}: {_words(member)}" for member in members)
+        line += "".join(f"\n  + {_class_name(type(member))}: {words_of(member)}" for member in members)
     return _cut(line, _MAX_SUMMARY)
 
 
@@ -216,11 +222,11 @@ class Fault:
         return "\n".join(lines)
 
 
-def exit_words(exit_code: int | None) -> str:
+def exitwords_of(exit_code: int | None) -> str:
     """An exit code in words.
 
     Example:
-        >>> exit_words(-9), exit_words(3)
+        >>> exitwords_of(-9), exitwords_of(3)
         ('was killed by signal 9 (SIGKILL)', 'exited with code 3')
     """
     if exit_code is None:

@@ -36,7 +36,7 @@ from envfleet.results import describe
 from envfleet.slab import Slab
 from envfleet.slot import Calls, SlotLife, drive, end_if_forked
 from envfleet.supervise.channel import Channel, Closed
-from envfleet.supervise.faults import Failure
+from envfleet.supervise.faults import Failure, words_of
 from envfleet.supervise.keeper import die_with
 from envfleet.supervise.memory import Pulse, Segment, SharedMap
 
@@ -346,4 +346,4 @@ def dump_value(value: Any) -> bytes:
     try:
         return cloudpickle.dumps(value)  # type: ignore[no-any-return]
     except Exception as error:
-        raise TypeError(f"what the environment returned cannot be pickled: {Failure.of(error, '').summary}") from error
+        raise TypeError(f"what the environment returned cannot be pickled: {words_of(error)}") from error

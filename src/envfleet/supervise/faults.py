@@ -222,11 +222,11 @@ class Fault:
         return "\n".join(lines)
 
 
-def exitwords_of(exit_code: int | None) -> str:
+def exit_words(exit_code: int | None) -> str:
     """An exit code in words.
 
     Example:
-        >>> exitwords_of(-9), exitwords_of(3)
+        >>> exit_words(-9), exit_words(3)
         ('was killed by signal 9 (SIGKILL)', 'exited with code 3')
     """
     if exit_code is None:

@@ -167,7 +167,7 @@ class Pilot:
         model = self.slots[fault.slot]
         if not any(fault is known for known in self.fleet.faults):
             raise Wrong(f"the fault raised is not in fleet.faults: {error!s:.200}")
-        if not model.excuse and not model.murky and not model.dead:
+        if not (model.excuse or model.murky or model.dead or inside.is_lost(self.fleet, fault.slot)):
             raise Wrong(f"a fault nobody caused: {error!s:.400}")
 
     def _step(self, actions: list[Any], ops: dict[int, Op], interrupt: bool) -> None:
@@ -339,6 +339,8 @@ class Pilot:
             self.check_error(error)
         if outcome not in (DIES, LATER, "dies or right"):
             model.excuse, model.known_faults = 0, sum(f.slot == slot for f in self.fleet.faults)
+            if inside.is_lost(self.fleet, slot):
+                model.lost_again()
             model.murky = True
 
     def attributes(self) -> None:

@@ -211,6 +211,8 @@ class SlotModel:
         new, self.known_faults = mine[self.known_faults :], len(mine)
         if not self.excuse and not self.murky:
             raise Wrong(f"slot {self.slot}: a fault nobody caused: {str(mine[-1:])[:600]}")
+        if not new and self.murky:
+            new = mine[-1:]  # it was lost, and that was known, before a call was interrupted or its last row came
         if not new:
             raise Wrong(f"slot {self.slot}: FAULT, but nothing new in fleet.faults")
         if row.scored or row.reward != 0 or row.terminated or not row.truncated:

@@ -203,14 +203,14 @@ class AioBackend(LocalBackend):
     def submit(self, slots: Slots) -> None:
         """Let the loop begin with the slots."""
         self.given[slots] += np.uint32(1)  # from here on they are out: see `settle`
-        self._loop.call_soon_threadsafe(self._begin, slots.tolist())
+        self._loop.call_soon_threadsafe(self._begin, slots.tolist(), self.given[slots].tolist())
 
-    def _begin(self, slots: list[int]) -> None:
+    def _begin(self, slots: list[int], turns: list[int]) -> None:
         """Give the slots' coroutines a turn; ordinary envs go to the pool."""
-        for slot in slots:
-            life, turn = self.lives[slot], int(self.given[slot])
-            if self._begun[slot] == turn:
-                continue  # asked for a second time, after an interrupt
+        for slot, turn in zip(slots, turns):
+            life = self.lives[slot]
+            if self._begun[slot] == turn or self.given[slot] != turn or life.abandoned:
+                continue  # asked for a second time, after an interrupt; or given up before the loop came to it
             self._begun[slot] = life.turn = turn
             if life.runner is None and life.env is not None and not _is_async(life.env):
                 self._pool.run(self._advance_ordinary, life)
@@ -227,9 +227,9 @@ class AioBackend(LocalBackend):
 
     def settle(self) -> None:
         """Ask the loop once more for what it was not told of because that was interrupted."""
-        missed = np.flatnonzero(self._begun != self.given).tolist()
+        missed = self._missed()
         if missed:
-            self._loop.call_soon_threadsafe(self._begin, missed)
+            self._loop.call_soon_threadsafe(self._begin, missed, self.given[missed].tolist())
         self._collect()
 
     def wait(self, at_least: int, timeout_s: float) -> None:

@@ -72,6 +72,11 @@ class LocalBackend(Backend):
         self._keep_side(slot, None if failure else life.info, None if failure else life.final_info)
         self.done[slot] = turn
 
+    def _missed(self) -> list[int]:
+        """Slots that are out and that nobody has begun with: they are being brought, or that was interrupted."""
+        missed: list[int] = np.flatnonzero((self._begun != self.given) & (self.done != self.given)).tolist()
+        return missed
+
     def _collect(self) -> None:
         """Take over every slot that its thread has finished."""
         for slot in np.flatnonzero((self._ended == self.given) & (self.done != self.given)).tolist():

@@ -144,8 +144,8 @@ class ThreadBackend(LocalBackend):
                 continue
             if job[0] == "step":
                 slot, turn = job[1:]
-                if self._begun[slot] == turn:
-                    continue  # put a second time, after an interrupt
+                if self._begun[slot] == turn or self.given[slot] != turn or self.lives[slot].abandoned:
+                    continue  # put a second time, after an interrupt; or given up before a thread came to it
                 self._begun[slot] = turn
                 self._advance(worker, self.lives[slot], turn)
                 if worker.generation != generation:
@@ -194,7 +194,7 @@ class ThreadBackend(LocalBackend):
     def settle(self) -> None:
         """Put the jobs whose putting was interrupted; take over what was left beside rows."""
         if self._exchange is None:
-            self._put(np.flatnonzero(self._begun != self.given).tolist())
+            self._put(self._missed())
             self._collect()
             return
         while self._sided:

@@ -90,8 +90,10 @@ class Book:
         return tuple(found)
 
     def assign(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
-        """Write what the next reset of a slot uses, now or, while a worker has the row, with the next send."""
-        if self.is_out(slot):
+        """Write what the next reset of a slot uses, now or, while its row has not been received, with the next send."""
+        if (
+            self.given[slot] != self.seen[slot]
+        ):  # also when it is done: what comes of it must not depend on when it finished
             self._late.setdefault(slot, {}).update(change)
         else:
             self._write(slab, slot, {**self._late.get(slot, {}), **change})  # what was said last holds

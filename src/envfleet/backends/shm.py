@@ -253,9 +253,10 @@ class ShmBackend(ProcessBackend):
             for worker in self._workers:
                 self._flush(worker, 0.0)
 
-    def _tell_loss(self, worker: WorkerHandle) -> None:
-        self._drop_rings(worker)
-        super()._tell_loss(worker)
+    def _end_of(self, worker: WorkerHandle) -> int | None:
+        code = super()._end_of(worker)
+        self._drop_rings(worker)  # not before it has ended: one that only closed its socket would step what it reads there
+        return code
 
     def kill(self, worker: int) -> str:
         """End the worker; what it had finished is kept."""

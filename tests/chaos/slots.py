@@ -239,7 +239,8 @@ class SlotModel:
             )
         self.seen = self.delivered = [Seen(state, row.episode + 1, loose=True)]
         self.seeds, self.tasks = {None}, {task}
-        self.excuse, self.murky = (self.excuse if self.excuse >= _FOREVER // 2 else 0), False
+        # Not 0: a second signal to the same worker may be on its way.
+        self.excuse, self.murky = (self.excuse if self.excuse >= _FOREVER // 2 else max(0, self.excuse - 1)), False
 
     def lost_again(self) -> None:
         """Its env was lost after the row was made: that fault is in the list already, and its row comes with the next send."""

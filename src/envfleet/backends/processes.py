@@ -58,6 +58,7 @@ class ProcessBackend(Backend):
         self._layout: Layout | None = None
         self._parts: dict[int, tuple[int, dict[str, Any]]] = {}  # slot -> turn and what it left beside its row
         self._stashed: dict[int, tuple[int, Any]] = {}  # slot -> turn and its row before that turn's was taken in
+        self._options: dict[int, tuple[int, Any]] = {}  # slot -> the turn it had when it was given options, and they
         self._built: dict[int, dict[str, Any] | Failure | Loss] = {}
         self._closing: list[tuple[int, Failure | Loss]] = []
         self._poller = select.poll()
@@ -112,12 +113,13 @@ class ProcessBackend(Backend):
             "slots": worker.slots,
             "on_end": self.recipe.on_end,
             "tasks": dict(self._tasks),
+            "options": self._options_of(worker),
             "blas_threads": self.recipe.blas_threads,
             "build": build,
         }
         try:
             worker.ticket = self._request(theirs.fileno(), worker)
-            ours.post(pickle.dumps(start))
+            ours.post(cloudpickle.dumps(start))
             worker.num_tasks, worker.attempts, worker.handing = len(self._tasks), 0, None
             worker.attached = not build and self._post_attach(ours)
             worker.rung = ours.next_number
@@ -425,8 +427,14 @@ class ProcessBackend(Backend):
             worker.num_tasks = len(self._tasks)
 
     def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
-        """To the workers of these slots."""
+        """To the workers of these slots. One that is gone before the reset is sent leaves them to the next."""
+        self._options.update((slot, (int(self.given[slot]), value)) for slot, value in options.items())
         self._by_worker("options", options)
+
+    def _options_of(self, worker: WorkerHandle) -> dict[int, Any]:
+        """Options of resets that have not been sent yet."""
+        given = {slot: self._options[slot] for slot in worker.slots if slot in self._options}
+        return {slot: value for slot, (turn, value) in given.items() if turn == self.given[slot]}
 
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """To the workers of these slots."""

@@ -89,6 +89,16 @@ class SlotLife:
             self.release()
             self.env = None
 
+    def move_in(self, env: Any) -> None:
+        """Take an env that was moved here from another life of the same slot."""
+        self.adopt(env)
+        self.options = None
+
+    def move_out(self) -> None:
+        """Forget an env that was moved to another life of the same slot, and options of a reset that was never sent."""
+        self.drop()
+        self.options = None
+
     def attach(self, slab: Slab) -> None:
         """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
         self.slab = slab

@@ -307,7 +307,7 @@ class ShmBackend(ProcessBackend):
             if isinstance(env, (Failure, str)):
                 refused[slot] = env.summary if isinstance(env, Failure) else env
                 continue
-            self._lives[slot].adopt(env)
+            self._lives[slot].move_in(env)
             self._runner = self._all_lives_runner
             self.worker_of[slot] = self._own
             self._message(self._workers[self._home[slot]], "forget", slot)
@@ -331,7 +331,7 @@ class ShmBackend(ProcessBackend):
                 refused[slot] = answer.summary
                 continue
             self.worker_of[slot] = self._home[slot]
-            self._lives[slot].drop()
+            self._lives[slot].move_out()
         if not self.resident().any():
             self._runner = None if self.spare else self._all_lives_runner
         return refused

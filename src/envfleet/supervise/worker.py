@@ -251,7 +251,7 @@ class Worker:
         elif what == "call":
             self._call(*args)
         elif what == "forget":
-            self.lives[args[0]].drop()
+            self.lives[args[0]].move_out()
         elif what == "close":
             self._close()
             return False
@@ -314,7 +314,7 @@ class Worker:
 def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One call of the env's interface off the step path: method, attribute, set, render; and the moving of the env itself."""
     if name == "__adopt__":
-        return life.adopt(pickle.loads(args[0]))
+        return life.move_in(pickle.loads(args[0]))
     if life.env is None:
         raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
     try:

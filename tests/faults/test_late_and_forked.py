@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from envfleet.layout import QUARANTINED, READY
+from envfleet.layout import FAULT, QUARANTINED, READY
 
 pytestmark = pytest.mark.timeout(120)
 FAIL, LATE, FORK = 901, 902, 903
@@ -191,6 +191,27 @@ def test_forks_in_what_an_env_returned(
         while any(map(_lives, children)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert children and not any(map(_lives, children))
+
+
+class _Elsewhere:
+    """A task that only another process can read."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if os.getpid() == state["pid"]:
+            raise KeyError("not in this process")
+
+
+@pytest.mark.parametrize("backend", ["pipe", "shm"])
+def test_a_fault_with_a_task_that_only_workers_can_read(backend: str) -> None:
+    """The record of the fault needs its task, and must not fail over it: every call afterwards raised the same KeyError."""
+    with ef.make([Env] * 2, backend=backend, num_workers=1, on_fault="restart", max_restarts=9) as fleet:
+        fleet.reset(tasks=[_Elsewhere(), None])
+        assert fleet.step([FAIL, 1]).status.tolist() == [FAULT, READY]
+        assert "not in this process" in fleet.faults[0].task
+        assert fleet.step([1, 1]).status.tolist() == [READY, READY]
 
 
 def _lives(pid: int) -> bool:

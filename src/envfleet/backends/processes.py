@@ -14,7 +14,6 @@ import pickle
 import select
 import struct
 import sys
-import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -29,7 +28,7 @@ from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
 from envfleet.supervise.channel import Closed, ParentChannel, pair
-from envfleet.supervise.faults import Failure
+from envfleet.supervise.faults import Failure, load_value
 from envfleet.supervise.keeper import checked_pid
 from envfleet.supervise.launcher import Keeper, check_start_method, working_folder
 from envfleet.supervise.machine import usable_cpus
@@ -544,32 +543,3 @@ class ProcessBackend(Backend):
         if self._keeper is not None:
             self._keeper.close()
         self._keeper = None  # last: until then an interrupted close can be called again
-
-
-def load_value(data: bytes | Failure | None, phase: str) -> Any:
-    """A value that an env made and its worker pickled; a Failure when it cannot be read here.
-
-    Reading runs code of the value's classes, which may raise anything. An exception may also be a signal handler's (Ctrl-C).
-    No handler runs in another thread: if it can be read there, the exception was not its own, and goes on.
-    """
-    if data is None or isinstance(data, Failure):
-        return data
-    try:
-        return pickle.loads(data)
-    except BaseException:
-        found: list[Failure] = []
-
-        def again() -> None:
-            try:
-                pickle.loads(data)
-            except BaseException as error:
-                failure = Failure.of(error, phase)
-                words = f"what it returned cannot be unpickled in the parent process: {failure.summary}"
-                found.append(Failure(phase, words, failure.traceback))
-
-        thread = threading.Thread(target=again, daemon=True)
-        thread.start()
-        thread.join()
-        if not found:
-            raise
-        return found[0]

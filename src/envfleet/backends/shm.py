@@ -23,14 +23,14 @@ from envfleet.backends.base import Loss
 from envfleet.backends.handle import WorkerHandle
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.moving import Mover
-from envfleet.backends.processes import ProcessBackend, load_value
+from envfleet.backends.processes import ProcessBackend
 from envfleet.copying import try_packed
 from envfleet.layout import ALIGN, Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
 from envfleet.slot import SlotLife, drive
 from envfleet.supervise.channel import ParentChannel
-from envfleet.supervise.faults import Failure
+from envfleet.supervise.faults import Failure, load_value
 from envfleet.supervise.machine import cpu_time_of, usable_cpus
 from envfleet.supervise.memory import Segment, SharedMap
 from envfleet.supervise.worker import call_life

@@ -192,7 +192,7 @@ class SlotLife:
             self.info = yield from self._reset_env()
         else:
             self.info = info
-            row.write_obs(seat)
+            row.write_obs(seat, self.check_hold)
             row.go_on(head)
             self._waiting[slot] = head.over
         row.write_head(head, seat)
@@ -244,8 +244,7 @@ class SlotLife:
             seat = self.env
             seat.begin(result)
             self.info = self.keep(seat.infos) if any(seat.infos.values()) else None
-            self.check_hold()
-            self.joint.write_obs(seat)
+            self.joint.write_obs(seat, self.check_hold)
             self.joint.begin(seat)
         else:
             obs, info = unpack_result(result, 2, "reset")

@@ -13,7 +13,8 @@
 #define FIELD(runner, slot, type, name) (*(type *)((runner)->head + (slot) * (runner)->stride + (runner)->at.name))
 
 static PyObject *str_finish_step, *str_reset_now, *str_write_obs, *str_keep_info, *str_fail_in, *str_info,
-    *str_final_info, *str_read_action, *str_step, *str_reset, *str_take_reset, *str_obs, *str_final_obs, *empty_tuple, *seed_options;
+    *str_final_info, *str_read_action, *str_step, *str_reset, *str_take_reset, *str_obs, *str_final_obs, *empty_tuple, *seed_options,
+    *str_abandoned;
 
 unsigned fork_count;
 
@@ -41,6 +42,7 @@ int runner_setup_numpy(void) {
     str_reset = PyUnicode_InternFromString("reset");
     str_obs = PyUnicode_InternFromString("obs");
     str_final_obs = PyUnicode_InternFromString("final_obs");
+    str_abandoned = PyUnicode_InternFromString("abandoned");
     empty_tuple = PyTuple_New(0);
     seed_options = Py_BuildValue("(ss)", "seed", "options");
     return seed_options && empty_tuple && str_final_obs ? 0 : -1;
@@ -120,6 +122,7 @@ static int keep_info(Runner *runner, Py_ssize_t slot, PyObject *info, int final)
             return SIDE_ARENA;
         }
         PyObject *data = PyObject_CallOneArg(runner->pickle, info);
+        end_if_forked(runner);
         if (data && PyBytes_CheckExact(data)) {
             Py_ssize_t size = PyBytes_GET_SIZE(data);
             if (offset + size <= runner->arena_bytes) {
@@ -156,7 +159,8 @@ int is_number(PyObject *value, double *out) {
         *out = PyFloat_AS_DOUBLE(value);
         return 1;
     }
-    if (PyLong_Check(value) || PyArray_IsScalar(value, Number)) {
+    // Of classes in Python, whose __float__ is the env's own code, the Python life asks.
+    if (!PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) && (PyLong_Check(value) || PyArray_IsScalar(value, Number))) {
         *out = PyFloat_AsDouble(value);
         if (*out == -1.0 && PyErr_Occurred()) {
             PyErr_Clear();
@@ -170,8 +174,17 @@ int is_number(PyObject *value, double *out) {
 // Something failed with an exception set: the Python life makes it a FAULT row. -1 when it must travel on.
 static int failed(Runner *runner, Py_ssize_t slot, PyObject *phase) {
     PyObject *type, *value, *trace;
-    FIELD(runner, slot, uint8_t, status) = STATUS_FAULT; // before the exception is described, which runs its own methods
     PyErr_Fetch(&type, &value, &trace);
+    PyObject *abandoned = PyObject_GetAttr(runner->slots[slot].life, str_abandoned);
+    if (abandoned == Py_True) { // given up while its result was being read: the row is not ours any more
+        Py_DECREF(abandoned);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return SIDE_GONE;
+    }
+    Py_XDECREF(abandoned);
+    FIELD(runner, slot, uint8_t, status) = STATUS_FAULT; // before the exception is described, which runs its own methods
     PyErr_NormalizeException(&type, &value, &trace);
     if (trace) PyException_SetTraceback(value, trace);
     int fatal = runner->interruptible && PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt);
@@ -334,6 +347,7 @@ static int take_plain(Runner *runner, Py_ssize_t slot, PyObject *result, const P
         bad = begin_episode(runner, slot, &side) < 0;
     }
     Py_DECREF(result);
+    end_if_forked(runner); // what was read just now may have run code of the env's
     if (bad) return failed(runner, slot, phase);
     if (side & SIDE_GONE) return SIDE_GONE;
     if (!next) {
@@ -406,10 +420,12 @@ int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now)
         if (!sided) return -1;
         s->has_info = sided == Py_True;
         Py_DECREF(sided);
+        end_if_forked(runner);
         return s->has_info ? SIDE_PYTHON : SIDE_NONE;
     }
     int64_t begin = *now ? *now : now_ns(), busy = FIELD(runner, slot, int64_t, busy_ns);
     int side = advance_armed(runner, slot, turn, begin);
+    end_if_forked(runner);
     *now = now_ns();
     if (side >= 0 && !(side & SIDE_GONE)) { // also where the Python life took over and has counted its part
         FIELD(runner, slot, int64_t, step_ns) = *now - begin;

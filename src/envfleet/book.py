@@ -16,6 +16,7 @@ from envfleet.backends.base import Turns
 from envfleet.errors import BadArgument
 from envfleet.recipe import pickled
 from envfleet.slab import Slab, Slots
+from envfleet.supervise.faults import Failure, load_value
 
 #: A slot as the fleet sees it: the caller's, sent, finished but not yet received.
 IDLE, OUT, DONE = 0, 1, 2
@@ -66,6 +67,11 @@ class Book:
     def task_value(self, task: int) -> Any:
         """The task behind an id, None for -1."""
         return pickle.loads(self._task_blobs[task]) if task >= 0 else None
+
+    def told_task(self, task: int) -> Any:
+        """The same for a fault's record. A task that can only be read by workers is told in words."""
+        value = load_value(self._task_blobs[task], "call") if task >= 0 else None
+        return f"<task {task}: {value.summary}>" if isinstance(value, Failure) else value
 
     def task_id(self, value: Any, tell: Callable[[Mapping[int, bytes]], None]) -> int:
         """The id of a task. A new one is told to the workers; equal values share an id and travel once."""

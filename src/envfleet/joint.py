@@ -55,12 +55,14 @@ class JointRow:
         """One action per agent, as its env expects it: copies, because envs keep what they are given."""
         return [read() for read in self._reads]
 
-    def write_obs(self, seat: Any) -> None:
-        """What agents see now, and their columns."""
+    def write_obs(self, seat: Any, check: Callable[[], None]) -> None:
+        """What agents see now, and their columns. `check` is called when all is read and nothing is written yet."""
         slot = self.slot
-        for name, leaf, column in self._columns:
-            own = seat.columns.get(name)
-            column[slot, 0] = _declared(leaf, name, seat) if own is None else own
+        found = [(name, leaf, seat.columns.get(name)) for name, leaf, _ in self._columns]
+        values = [_declared(leaf, name, seat) if own is None else own for name, leaf, own in found]
+        check()
+        for (_, _, column), value in zip(self._columns, values):
+            column[slot, 0] = value
         for array, value in zip(self._obs, seat.obs):
             array[slot, 0] = value  # type: ignore[index]
 

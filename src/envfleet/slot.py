@@ -89,6 +89,16 @@ class SlotLife:
             self.release()
             self.env = None
 
+    def move_in(self, env: Any) -> None:
+        """Take an env that was moved here from another life of the same slot."""
+        self.adopt(env)
+        self.options = None
+
+    def move_out(self) -> None:
+        """Forget an env that was moved to another life of the same slot, and options of a reset that was never sent."""
+        self.drop()
+        self.options = None
+
     def attach(self, slab: Slab) -> None:
         """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
         self.slab = slab
@@ -145,6 +155,7 @@ class SlotLife:
         slot = self.slot
         obs, reward, terminated, truncated, info = unpack_result(result, 5, "step")
         terminated, truncated, reward, info = bool(terminated), bool(truncated), number_of(reward), checked_info(info)
+        self.check_hold()
         step, ep_return = int(self._now_length[slot]), self._now_return[slot, 0] + reward
         episode, task, seed = self._started[slot] - 1, self._now_task[slot], self._now_seed[slot]
         if not (terminated or truncated):
@@ -162,6 +173,7 @@ class SlotLife:
             self.write_obs(obs, "obs")
             self._active[slot, 0] = False
             self._waiting[slot] = True
+        self.check_hold()
         if not ((terminated or truncated) and self.on_end == "reset"):
             self._now_length[slot], self._now_return[slot, 0] = step + 1, ep_return
         self._write_head(episode, step, reward, ep_return, (terminated, truncated), task, seed)
@@ -173,13 +185,14 @@ class SlotLife:
         seat.take(result)
         head = row.transition(seat)
         info = self.keep(seat.infos) if any(seat.infos.values()) else None
+        self.check_hold()
         row.write_final(seat)
         if head.over and self.on_end == "reset":
             self.final_info = info
             self.info = yield from self._reset_env()
         else:
             self.info = info
-            row.write_obs(seat)
+            row.write_obs(seat, self.check_hold)
             row.go_on(head)
             self._waiting[slot] = head.over
         row.write_head(head, seat)
@@ -204,6 +217,7 @@ class SlotLife:
     def _reset_env(self) -> Generator[Call, Any, Any]:
         """Reset with the next seed and task; writes `obs`. The only reset of an env in this library."""
         slot = self.slot
+        self.check_hold()
         seed, task = int(self._next_seed[slot]), int(self._next_task[slot])
         self._next_seed[slot] = -1
         self._now_task[slot], self._now_seed[slot] = task, seed  # before the call: a fault in it names them
@@ -230,7 +244,7 @@ class SlotLife:
             seat = self.env
             seat.begin(result)
             self.info = self.keep(seat.infos) if any(seat.infos.values()) else None
-            self.joint.write_obs(seat)
+            self.joint.write_obs(seat, self.check_hold)
             self.joint.begin(seat)
         else:
             obs, info = unpack_result(result, 2, "reset")
@@ -257,6 +271,17 @@ class SlotLife:
             self._status[self.slot] = FAULT  # first: describing the exception runs its own methods
         self.info = self.final_info = None
         self.failure = Failure.of(error, self.phase)
+        end_if_forked(self.pid)
+
+    def check_hold(self) -> None:
+        """Before anything is written: is the row still this life's, and this process the life's own?
+
+        What an env returned is turned into rows by methods of its own (`__array__`, `__float__`, `__reduce__` …), which may
+        fork as `step` may, or take so long that the slot is given up meanwhile.
+        """
+        end_if_forked(self.pid)
+        if self.abandoned:
+            raise RuntimeError("this call was given up, and its row is not to be written any more")
 
     # -- for the compiled runner ---------------------------------------------------------------------------------
 
@@ -288,7 +313,12 @@ class SlotLife:
         try:
             phase, function, args, kwargs = next(calls)
             while True:
-                phase, function, args, kwargs = calls.send(function(*args, **kwargs))
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    end_if_forked(self.pid)
+                self.check_hold()
+                phase, function, args, kwargs = calls.send(result)
         except StopIteration:
             return self.info is not None
 
@@ -298,6 +328,7 @@ class SlotLife:
             self.final_info = self.keep(info)
         else:
             self.info = self.keep(info)
+        self.check_hold()
 
     def fail_in(self, error: BaseException, phase: str) -> None:
         """`fail`, for the compiled life."""
@@ -345,6 +376,7 @@ class SlotLife:
             ]
         except (ValueError, TypeError) as error:
             raise type(error)(f"the observation of {self.phase}() has {error}") from None
+        self.check_hold()
         for i, (array, value) in enumerate(zip(arrays, checked)):
             if array is None:
                 self.slab.mail[kind][i][slot] = value
@@ -352,9 +384,11 @@ class SlotLife:
                 array[slot, 0] = value
 
     def _write_columns(self, info: dict[str, Any]) -> None:
-        for name, leaf, array in self._columns:
-            # An env may leave a declared value out (many do in reset): the column then holds zeros, never stale data.
-            array[self.slot, 0] = fits(leaf, info[name]) if name in info else 0
+        # An env may leave a declared value out (many do in reset): the column then holds zeros, never stale data.
+        values = [fits(leaf, info[name]) if name in info else 0 for name, leaf, _ in self._columns]
+        self.check_hold()
+        for (_, _, array), value in zip(self._columns, values):
+            array[self.slot, 0] = value
 
     # -- the rest of the env's interface ------------------------------------------------------------------------
 

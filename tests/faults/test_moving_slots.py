@@ -187,3 +187,38 @@ def test_an_idle_parent_share_changes_nothing() -> None:
         assert backend._runner is not None and not backend.has_deadline(3) and backend.has_deadline(0)
         backend.move_back([3])
         assert backend._runner is None
+
+
+class Optioned(Counting):
+    """Tells the options of its last reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As `Counting`, with the options in the info."""
+        obs, _ = super().reset(seed=seed)
+        return obs, {"options": options}
+
+
+@pytest.mark.parametrize("begins", ["in its worker", "in the parent"])
+def test_options_of_a_reset_that_was_never_sent_do_not_wait_where_the_slot_was(
+    begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = MovingShm(2, chance=0.0)
+    with ef.make([Optioned] * 2, backend=backend) as fleet:
+        fleet.reset(seed=0)
+        there, back = backend.move_in, backend.move_back
+        if begins == "in the parent":
+            assert there([0]) == {}
+            there, back = back, there
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(fleet, "_submit", _interrupts)
+            fleet.reset(options={"level": 5})
+        assert there([0]) == {}
+        batch = fleet.step(np.zeros_like(fleet.action_space.sample()))
+        assert back([0]) == {}
+        while not batch.terminated.any() and not batch.truncated.any():
+            batch = fleet.step(np.zeros_like(fleet.action_space.sample()))
+        assert [batch.info[slot]["options"] for slot in range(2)] == [None, None]
+
+
+def _interrupts(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -44,6 +44,7 @@ class AioBackend(LocalBackend):
         self._done = DoneList()
         self._answers: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._calling: dict[int, asyncio.Task[None]] = {}  # calls of the env's interface
         self._turns: dict[int, asyncio.Future[None]] = {}  # what the coroutine of a slot that is not out waits for
         self._ending = False
         self._stuck: list[tuple[int, str]] = []
@@ -61,7 +62,7 @@ class AioBackend(LocalBackend):
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run_loop, name="envfleet-loop", daemon=True)
         self._thread.start()
-        self._spawn([(life.slot, self._build(life)) for life in self.lives])
+        self._spawn(self._running, [(life.slot, self._build(life)) for life in self.lives])
         built: dict[int, Described] = {}
         deadline = time.monotonic() + recipe.init_timeout_s * -(-recipe.num_slots // self.num_workers)
         while len(built) < len(self.lives):
@@ -77,10 +78,10 @@ class AioBackend(LocalBackend):
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def _spawn(self, jobs: list[tuple[int, Any]]) -> None:
+    def _spawn(self, tasks: dict[int, asyncio.Task[None]], jobs: list[tuple[int, Any]]) -> None:
         def start() -> None:
             for slot, coroutine in jobs:
-                self._running[slot] = self._loop.create_task(coroutine)
+                tasks[slot] = self._loop.create_task(coroutine)
 
         self._loop.call_soon_threadsafe(start)
 
@@ -185,7 +186,7 @@ class AioBackend(LocalBackend):
                     finally:
                         end_if_forked(life.pid)
                 else:
-                    result, error = await self._loop.run_in_executor(self._pool, outcome, function, args, kwargs)
+                    result, error = await self._loop.run_in_executor(self._pool, _outcome, life, function, args, kwargs)
                     if error is not None:
                         life.fail(error)
                         return
@@ -227,7 +228,7 @@ class AioBackend(LocalBackend):
 
     def settle(self) -> None:
         """Ask the loop once more for what it was not told of because that was interrupted."""
-        missed = self._missed()
+        missed = self._not_begun()
         if missed:
             self._loop.call_soon_threadsafe(self._begin, missed, self.given[missed].tolist())
         self._collect()
@@ -248,11 +249,14 @@ class AioBackend(LocalBackend):
             (slot, self._call(slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs))
             for i, slot in enumerate(slots)
         ]
-        self._spawn(jobs)
+        self._spawn(self._calling, jobs)
 
     async def _call(self, slot: int, ticket: int, phase: str, name: str, args: Any, kwargs: Any) -> None:
         life = self.lives[slot]
         pulse = self.pulses[slot]
+        if life.abandoned:
+            self._answers.put((slot, ticket, self._call_now(slot, phase, name, args, kwargs)))
+            return
         try:
             pulse.enter(slot, phase)
             answer = await self._loop.run_in_executor(self._pool, self._call_now, slot, phase, name, args, kwargs)
@@ -273,14 +277,14 @@ class AioBackend(LocalBackend):
 
     def kill(self, worker: int) -> str:
         """Cancel the slot's coroutine, or abandon its thread."""
-        life, task = self.lives[worker], self._running.get(worker)
+        life = self.lives[worker]
+        found = (self._running.get(worker), self._calling.get(worker))
+        tasks = [task for task in found if task is not None and not task.done()]
         _, phase, _ = self.pulses[worker].read()
-        stack = "".join(
-            "".join(traceback.format_stack(frame)) for frame in (task.get_stack() if task is not None else [])
-        )
+        stack = "".join("".join(traceback.format_stack(frame)) for task in tasks for frame in task.get_stack())
         life.abandoned = True
         self.pulses[worker] = Pulse.local(1)[0]
-        if task is not None:
+        for task in tasks:
             self._loop.call_soon_threadsafe(self._cancel, worker, task)
         if life.env is None or not _is_async(life.env):
             self._stuck.append((worker, phase))
@@ -295,6 +299,8 @@ class AioBackend(LocalBackend):
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the envs, end the loop and its threads; name those that do not end."""
         problems: list[tuple[int, Failure | Loss]] = []
+        if self._loop.is_closed():  # a close that was interrupted at its very end
+            return problems
         self._ending = True
         future = asyncio.run_coroutine_threadsafe(self._close_all(problems, timeout_s), self._loop)
         try:
@@ -317,7 +323,7 @@ class AioBackend(LocalBackend):
     async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:
         for turn in self._turns.values():
             turn.cancel()  # and with it the coroutine that waits for it
-        waiting = [task for task in self._running.values() if not task.done()]
+        waiting = [task for task in (*self._running.values(), *self._calling.values()) if not task.done()]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=timeout_s / 2)
             for task in late:
@@ -331,13 +337,21 @@ class AioBackend(LocalBackend):
                 if inspect.iscoroutinefunction(env.close):
                     await env.close()
                 else:
-                    await self._loop.run_in_executor(self._pool, env.close)
+                    _, error = await self._loop.run_in_executor(self._pool, _outcome, life, env.close, (), {})
+                    if error is not None:
+                        problems.append((life.slot, Failure.of(error, "close")))
             except BaseException as error:
                 closing = asyncio.current_task()
                 if closing is not None and closing.cancelling():
                     raise  # the time is over: what is still stuck is named by its pulse
                 problems.append((life.slot, Failure.of(error, "close")))
             self.pulses[life.slot].enter(-1, "idle")
+
+
+def _outcome(life: SlotLife, function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    found = outcome(function, args, kwargs)
+    end_if_forked(life.pid)
+    return found
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -72,10 +72,10 @@ class LocalBackend(Backend):
         self._keep_side(slot, None if failure else life.info, None if failure else life.final_info)
         self.done[slot] = turn
 
-    def _missed(self) -> list[int]:
-        """Slots that are out and that nobody has begun with: they are being brought, or that was interrupted."""
-        missed: list[int] = np.flatnonzero((self._begun != self.given) & (self.done != self.given)).tolist()
-        return missed
+    def _not_begun(self) -> list[int]:
+        """Slots that are out and that no thread has begun with. Not those whose row the supervisor wrote itself."""
+        waiting: list[int] = np.flatnonzero((self._begun != self.given) & (self.done != self.given)).tolist()
+        return waiting
 
     def _collect(self) -> None:
         """Take over every slot that its thread has finished."""
@@ -98,6 +98,8 @@ class LocalBackend(Backend):
                 self.slab.mail["action"][i][slot] = value
 
     def _call_now(self, slot: int, phase: str, name: str, args: Any, kwargs: Any) -> Any:
+        if self.lives[slot].abandoned:
+            return _given_up(phase)
         try:
             return call_life(self.lives[slot], phase, name, args, kwargs)
         except KeyboardInterrupt as error:
@@ -131,3 +133,7 @@ class LocalBackend(Backend):
                     raise
                 problems.append((life.slot, Failure.of(error, "close")))
         return problems
+
+
+def _given_up(phase: str) -> Failure:
+    return Failure(phase, "the slot is quarantined: an earlier call in it was given up, and may still be running", "")

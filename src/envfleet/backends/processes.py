@@ -14,7 +14,6 @@ import pickle
 import select
 import struct
 import sys
-import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -29,7 +28,7 @@ from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
 from envfleet.supervise.channel import Closed, ParentChannel, pair
-from envfleet.supervise.faults import Failure
+from envfleet.supervise.faults import Failure, load_value
 from envfleet.supervise.keeper import checked_pid
 from envfleet.supervise.launcher import Keeper, check_start_method, working_folder
 from envfleet.supervise.machine import usable_cpus
@@ -58,6 +57,7 @@ class ProcessBackend(Backend):
         self._layout: Layout | None = None
         self._parts: dict[int, tuple[int, dict[str, Any]]] = {}  # slot -> turn and what it left beside its row
         self._stashed: dict[int, tuple[int, Any]] = {}  # slot -> turn and its row before that turn's was taken in
+        self._options: dict[int, tuple[int, Any]] = {}  # slot -> the turn it had when it was given options, and they
         self._built: dict[int, dict[str, Any] | Failure | Loss] = {}
         self._closing: list[tuple[int, Failure | Loss]] = []
         self._poller = select.poll()
@@ -112,12 +112,13 @@ class ProcessBackend(Backend):
             "slots": worker.slots,
             "on_end": self.recipe.on_end,
             "tasks": dict(self._tasks),
+            "options": self._options_of(worker),
             "blas_threads": self.recipe.blas_threads,
             "build": build,
         }
         try:
             worker.ticket = self._request(theirs.fileno(), worker)
-            ours.post(pickle.dumps(start))
+            ours.post(cloudpickle.dumps(start))
             worker.num_tasks, worker.attempts, worker.handing = len(self._tasks), 0, None
             worker.attached = not build and self._post_attach(ours)
             worker.rung = ours.next_number
@@ -425,8 +426,14 @@ class ProcessBackend(Backend):
             worker.num_tasks = len(self._tasks)
 
     def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
-        """To the workers of these slots."""
+        """To the workers of these slots. One that is gone before the reset is sent leaves them to the next."""
+        self._options.update((slot, (int(self.given[slot]), value)) for slot, value in options.items())
         self._by_worker("options", options)
+
+    def _options_of(self, worker: WorkerHandle) -> dict[int, Any]:
+        """Options of resets that have not been sent yet."""
+        given = {slot: self._options[slot] for slot in worker.slots if slot in self._options}
+        return {slot: value for slot, (turn, value) in given.items() if turn == self.given[slot]}
 
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """To the workers of these slots."""
@@ -536,32 +543,3 @@ class ProcessBackend(Backend):
         if self._keeper is not None:
             self._keeper.close()
         self._keeper = None  # last: until then an interrupted close can be called again
-
-
-def load_value(data: bytes | Failure | None, phase: str) -> Any:
-    """A value that an env made and its worker pickled; a Failure when it cannot be read here.
-
-    Reading runs code of the value's classes, which may raise anything. An exception may also be a signal handler's (Ctrl-C).
-    No handler runs in another thread: if it can be read there, the exception was not its own, and goes on.
-    """
-    if data is None or isinstance(data, Failure):
-        return data
-    try:
-        return pickle.loads(data)
-    except BaseException:
-        found: list[Failure] = []
-
-        def again() -> None:
-            try:
-                pickle.loads(data)
-            except BaseException as error:
-                failure = Failure.of(error, phase)
-                words = f"what it returned cannot be unpickled in the parent process: {failure.summary}"
-                found.append(Failure(phase, words, failure.traceback))
-
-        thread = threading.Thread(target=again, daemon=True)
-        thread.start()
-        thread.join()
-        if not found:
-            raise
-        return found[0]

@@ -84,7 +84,7 @@ class RemoteBackend(RenewingBackend):
 
     async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:
         # All at once: one server that no longer answers must not use up the time of the others.
-        waiting = [task for task in self._running.values() if not task.done()]
+        waiting = [task for task in (*self._running.values(), *self._calling.values()) if not task.done()]
         for task in waiting:
             task.cancel()
         envs = [life.env for life in self.lives if life.env is not None and not life.abandoned]

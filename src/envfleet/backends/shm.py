@@ -23,14 +23,14 @@ from envfleet.backends.base import Loss
 from envfleet.backends.handle import WorkerHandle
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.moving import Mover
-from envfleet.backends.processes import ProcessBackend, load_value
+from envfleet.backends.processes import ProcessBackend
 from envfleet.copying import try_packed
 from envfleet.layout import ALIGN, Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
 from envfleet.slot import SlotLife, drive
 from envfleet.supervise.channel import ParentChannel
-from envfleet.supervise.faults import Failure
+from envfleet.supervise.faults import Failure, load_value
 from envfleet.supervise.machine import cpu_time_of, usable_cpus
 from envfleet.supervise.memory import Segment, SharedMap
 from envfleet.supervise.worker import call_life
@@ -255,7 +255,9 @@ class ShmBackend(ProcessBackend):
 
     def _end_of(self, worker: WorkerHandle) -> int | None:
         code = super()._end_of(worker)
-        self._drop_rings(worker)  # not before it has ended: one that only closed its socket would step what it reads there
+        self._drop_rings(
+            worker
+        )  # not before it has ended: one that only closed its socket would step what it reads there
         return code
 
     def kill(self, worker: int) -> str:
@@ -308,7 +310,7 @@ class ShmBackend(ProcessBackend):
             if isinstance(env, (Failure, str)):
                 refused[slot] = env.summary if isinstance(env, Failure) else env
                 continue
-            self._lives[slot].adopt(env)
+            self._lives[slot].move_in(env)
             self._runner = self._all_lives_runner
             self.worker_of[slot] = self._own
             self._message(self._workers[self._home[slot]], "forget", slot)
@@ -332,7 +334,7 @@ class ShmBackend(ProcessBackend):
                 refused[slot] = answer.summary
                 continue
             self.worker_of[slot] = self._home[slot]
-            self._lives[slot].drop()
+            self._lives[slot].move_out()
         if not self.resident().any():
             self._runner = None if self.spare else self._all_lives_runner
         return refused

@@ -194,7 +194,7 @@ class ThreadBackend(LocalBackend):
     def settle(self) -> None:
         """Put the jobs whose putting was interrupted; take over what was left beside rows."""
         if self._exchange is None:
-            self._put(self._missed())
+            self._put(self._not_begun())
             self._collect()
             return
         while self._sided:

@@ -37,9 +37,9 @@ class LoopBackend(RenewingBackend):
             drive(life, life.build(), self.pulses[life.slot].enter)
         return {life.slot: self._described(life) for life in self.lives}
 
-    def _spawn(self, jobs: list[tuple[int, Any]]) -> None:
+    def _spawn(self, tasks: dict[int, asyncio.Task[None]], jobs: list[tuple[int, Any]]) -> None:
         for slot, coroutine in jobs:
-            self._running[slot] = self._loop.create_task(coroutine)
+            tasks[slot] = self._loop.create_task(coroutine)
 
     def _discard(self, env: Any) -> None:
         closing = env.close()
@@ -49,7 +49,7 @@ class LoopBackend(RenewingBackend):
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Cancel what runs and close the envs; the loop is the server's and goes on."""
         problems: list[tuple[int, Failure | Loss]] = []
-        for task in self._running.values():
+        for task in (*self._running.values(), *self._calling.values()):
             task.cancel()
         for life in self.lives:
             env, life.env = life.env, None

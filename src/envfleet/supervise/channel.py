@@ -58,6 +58,12 @@ class Channel:
         self.sock = sock
         self._sent = 0  # number of the last message sent
         self._got = 0  # and of the last one received
+        self.owner: int | None = None  # the only process that may use it, where it matters
+
+    def _end_if_forked(self) -> None:
+        # Code of an env has forked, and the child came back out of it: it must neither answer nor take what is not for it.
+        if self.owner is not None and os.getpid() != self.owner:
+            os._exit(1)
 
     def fileno(self) -> int:
         """The descriptor, for selectors."""
@@ -65,6 +71,7 @@ class Channel:
 
     def send(self, data: bytes) -> None:
         """Send one frame."""
+        self._end_if_forked()
         try:
             for message in _messages(data, self._sent + 1):
                 self.sock.send(message)
@@ -74,6 +81,7 @@ class Channel:
 
     def recv(self) -> bytes:
         """Wait for the next frame."""
+        self._end_if_forked()
         parts = []
         while True:
             try:

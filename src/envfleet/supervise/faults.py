@@ -6,6 +6,7 @@ import dataclasses
 import io
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -220,6 +221,35 @@ class Fault:
                 lines.append(f"  {title}:")
                 lines.extend(f"    {line}" for line in kept)
         return "\n".join(lines)
+
+
+def load_value(data: bytes | Failure | None, phase: str) -> Any:
+    """A value that an env made and its worker pickled; a Failure when it cannot be read here.
+
+    Reading runs code of the value's classes, which may raise anything. An exception may also be a signal handler's (Ctrl-C).
+    No handler runs in another thread: if it can be read there, the exception was not its own, and goes on.
+    """
+    if data is None or isinstance(data, Failure):
+        return data
+    try:
+        return pickle.loads(data)
+    except BaseException:
+        found: list[Failure] = []
+
+        def again() -> None:
+            try:
+                pickle.loads(data)
+            except BaseException as error:
+                failure = Failure.of(error, phase)
+                words = f"what it returned cannot be unpickled in the parent process: {failure.summary}"
+                found.append(Failure(phase, words, failure.traceback))
+
+        thread = threading.Thread(target=again, daemon=True)
+        thread.start()
+        thread.join()
+        if not found:
+            raise
+        return found[0]
 
 
 def exit_words(exit_code: int | None) -> str:

@@ -34,6 +34,7 @@ class LockedChannel(Channel):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel.sock)
         self._sent, self._got = channel._sent, channel._got  # it goes on where the other one was
+        self.owner = channel.owner
         self._sending = threading.Lock()
 
     def send(self, data: bytes) -> None:

@@ -278,7 +278,7 @@ class Supervisor:
             episode=running,
             step=(int(head["step"]) + 1 if same else 0) if running >= 0 else -1,
             seed=None if seed < 0 else seed,
-            task=self.book.task_value(int(named["now_task"])),
+            task=self.book.told_task(int(named["now_task"])),
             last_actions=self.book.last_actions(slot),
             time_s=self.backend.now(),
             turn=turn,

@@ -54,6 +54,7 @@ def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> 
     settle(keeper_pid, sock_fd, pulse_fd, stack_fd)
     faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
     channel = Channel(socket.socket(fileno=sock_fd))
+    channel.owner = os.getpid()
     with contextlib.suppress(Closed):  # the parent is gone
         start = pickle.loads(channel.recv())
         kind = Worker
@@ -117,6 +118,7 @@ class Worker:
         self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
         for slot in start["slots"]:
             life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks)
+            life.options = start["options"].get(slot)
             life.keep = dump_value  # what cannot travel fails in the life, with its phase and step
             if not start["build"]:
                 continue  # restarted worker: each env is built when its slot is sent
@@ -186,7 +188,10 @@ class Worker:
 
     def _advance_one(self, slot: int) -> None:
         life = self.lives[slot]
-        if self.runner is None:
+        if self.runner is None or self.exchange is not None:
+            # With the doorbell, the compiled life leaves infos where only the doorbell tells of them: not for a slot that came
+            # over the socket, behind a message that was too long to be there already.
+            life.release()
             drive_here(life, life.advance(), self.pulse.enter)
             return
         try:
@@ -246,7 +251,7 @@ class Worker:
         elif what == "call":
             self._call(*args)
         elif what == "forget":
-            self.lives[args[0]].drop()
+            self.lives[args[0]].move_out()
         elif what == "close":
             self._close()
             return False
@@ -309,7 +314,7 @@ class Worker:
 def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One call of the env's interface off the step path: method, attribute, set, render; and the moving of the env itself."""
     if name == "__adopt__":
-        return life.adopt(pickle.loads(args[0]))
+        return life.move_in(pickle.loads(args[0]))
     if life.env is None:
         raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
     try:

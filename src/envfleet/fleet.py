@@ -405,6 +405,8 @@ class Fleet(About, EnvInterface, Ending):
         `tasks`: a list or tuple with one task per slot (KEEP leaves a slot as it is, None takes its task away), or one task
         for all (any other value). A task stays until replaced. `seeds`: one int or None per slot, used once.
         """
+        if self._inside:
+            self._backend.settle()  # a call was cut short: only now is it certain which slots are out
         chosen, order = self._slots(slots)
         names = chosen if order is None else chosen[np.argsort(order)]
         changes: dict[int, dict[str, int]] = {int(slot): {} for slot in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -84,7 +85,9 @@ def test_ctrl_c_in_a_step_propagates_and_the_fleet_can_go_on(way: str) -> None:
                 fleet.step([0, 0])
         timer.join()
         if (fleet._book.state == 1).any():
-            fleet.recv()  # workers went on undisturbed: what was sent comes back
+            # Workers went on undisturbed: what was sent comes back. In our own thread the interrupt hit the env itself.
+            with pytest.raises(ef.EnvFailed) if way == "serial" else contextlib.nullcontext():
+                fleet.recv()
         batch = fleet.reset(seed=3)
         assert batch.obs[:, 0].tolist() == [0.0, 0.0] and batch.seed.tolist() == [3, 4]
         assert fleet.step([0, 0]).obs[:, 0].tolist() == [1.0, 1.0]

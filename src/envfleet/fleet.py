@@ -319,7 +319,7 @@ class Fleet(About, EnvInterface, Ending):
             self.slab.scalars["command"][:] = STEP
             self._all_step, self._supervisor.has_written = True, False
         self._last_slots = _NO_SLOTS
-        if not self._backend.round(self._all, 0.02):
+        if not self._backend.round(self._all, 0.02) and (self._backend.has_trouble or self._backend.num_out):
             self._smooth = self._inside = False
             return self.recv(self._all, copy=copy)
         if self._supervisor.has_restarts:

@@ -196,10 +196,10 @@ class Layout:
             align=True,
         )
 
-    def arrays(self, keep: bool = False) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    def arrays(self, keep: bool = False, keep_obs: bool = True) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
         """Name, dtype and row shape of every array of the slab, the head first.
 
-        `keep` adds what a row held before the advance that is being made: see `Slab.keep`.
+        `keep` adds what a row held before the advance that is being made, with its observation or without: see `Slab.keep`.
         """
         out: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [("head", self.head, ())]
         one = (1,)  # many agents are inside the joint spaces
@@ -219,14 +219,15 @@ class Layout:
             # Of many agents, those that wait for their turn have their last observation in `final_obs` (see JointRow).
             kinds = ("head", "obs", "final_obs") if self.agents else ("head", "obs")
             kept = [entry for entry in out if entry[0].split("/")[0] in kinds or entry[0] == "column/state"]
+            kept = kept if keep_obs else [entry for entry in kept if entry[0] == "head"]
             out += [(f"kept/{name}", dtype, shape) for name, dtype, shape in kept]
             out.append(("kept_turn", np.dtype(np.uint32), ()))
         return out
 
-    def offsets(self, num_slots: int, keep: bool = False) -> tuple[dict[str, int], int]:
+    def offsets(self, num_slots: int, keep: bool = False, keep_obs: bool = True) -> tuple[dict[str, int], int]:
         """Where each array begins in one block of memory for `num_slots` rows, and the block's size in bytes."""
         at, size = {}, 0
-        for name, dtype, shape in self.arrays(keep):
+        for name, dtype, shape in self.arrays(keep, keep_obs):
             at[name] = size
             count = num_slots * int(np.prod(shape, dtype=np.int64))
             size += -(-count * dtype.itemsize // ALIGN) * ALIGN

@@ -91,7 +91,15 @@ def make(
         raise BadArgument("backend 'remote' wants addresses of servers as its first argument, e.g. 'http://host:8000'")
     factories, spec = factories_for(env, num_envs, env_kwargs, wrappers, with_state)
     recipe = Recipe(
-        factories, on_end, dict(columns or {}), init_timeout_s, reset_timeout_s, step_timeout_s, blas_threads, spec
+        factories,
+        on_end,
+        dict(columns or {}),
+        init_timeout_s,
+        reset_timeout_s,
+        step_timeout_s,
+        blas_threads,
+        spec,
+        keep_obs=on_fault == "restart",
     )
     chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe, on_fault)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))

@@ -83,6 +83,7 @@ class Recipe:
     step_timeout_s: float = 60.0
     blas_threads: int | None = 1
     spec: EnvSpec | None = None
+    keep_obs: bool = True  # whether fault rows will be wanted, which tell of the last observation
 
     @property
     def num_slots(self) -> int:

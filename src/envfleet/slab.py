@@ -27,16 +27,22 @@ class Slab:
     """
 
     def __init__(
-        self, layout: Layout, num_slots: int, memory: Any = None, fill: bool = True, keep: bool = True
+        self,
+        layout: Layout,
+        num_slots: int,
+        memory: Any = None,
+        fill: bool = True,
+        keep: bool = True,
+        keep_obs: bool = True,
     ) -> None:
         self.layout = layout
         self.num_slots = num_slots
-        at, self.size_bytes = layout.offsets(num_slots, keep)
+        at, self.size_bytes = layout.offsets(num_slots, keep, keep_obs)
         # Through frombuffer, which holds on to the block: over a bare mmap the arrays below would not keep it from being
         # unmapped, and a look at a closed fleet's rows would end the process.
         self.memory = np.zeros(self.size_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
-        for name, dtype, shape in layout.arrays(keep):
+        for name, dtype, shape in layout.arrays(keep, keep_obs):
             self.arrays[name] = np.ndarray((num_slots, *shape), dtype, buffer=self.memory, offset=at[name])
         self.head = self.arrays["head"]
         # The same rows as plain bytes: indexing a record array goes field by field, a hundred times slower.
@@ -63,7 +69,9 @@ class Slab:
         self.kept = [
             (array, self.arrays[f"kept/{name}"]) for name, array in self.arrays.items() if f"kept/{name}" in self.arrays
         ]
-        self._kept_mail: dict[int, list[Any]] = {i: [None] * num_slots for i in self.mail["obs"]} if keep else {}
+        self._kept_mail: dict[int, list[Any]] = (
+            {i: [None] * num_slots for i in self.mail["obs"]} if keep and keep_obs else {}
+        )
         self._leaf_arrays = {
             kind: [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))]
             for kind, leaves in (
@@ -132,7 +140,7 @@ class Slab:
         """Keep a copy of the row as it was delivered, before this turn's advance writes into it.
 
         If the advance does not end well (its process died, its call was given up), the fault row tells of this copy, and
-        not of a row that is half written or was never delivered.
+        not of a row that is half written or was never delivered. Without fault rows (`on_fault="raise"`) the head is enough.
         """
         if not self.kept:
             return

@@ -53,7 +53,7 @@ class LocalBackend(Backend):
         """Rows on the heap."""
         self._count_turns()
         self._begun, self._ended = np.zeros_like(self.given), np.zeros_like(self.given)
-        self.slab = Slab(layout, self.recipe.num_slots)
+        self.slab = Slab(layout, self.recipe.num_slots, keep_obs=self.recipe.keep_obs)
         for life in self.lives:
             life.attach(self.slab)
         return self.slab

@@ -11,6 +11,7 @@ slot, and so has the slot's worker; which of the two has the env is said by `wor
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -103,15 +104,20 @@ class ShmBackend(ProcessBackend):
 
     def _make_slab(self, layout: Layout) -> Slab:
         count = self.recipe.num_slots
-        slab_bytes = layout.offsets(count, keep=True)[1]
-        self._map = SharedMap(slab_bytes, self.num_workers, count)
+        keep_obs = self.recipe.keep_obs
+        slab_bytes = layout.offsets(count, True, keep_obs)[1]
+        self._map = SharedMap(slab_bytes, self.num_workers, count, keep_obs=keep_obs)
         if self._compiled is not None:
             exchange_bytes = -(-self._compiled.Exchange.size(self.num_workers + self.spare, count) // ALIGN) * ALIGN
-            self._map = SharedMap(
-                slab_bytes, self.num_workers, count, exchange_bytes, native.ARENA_BYTES, self._spin_s, self.spare
+            self._map = dataclasses.replace(
+                self._map,
+                exchange_bytes=exchange_bytes,
+                arena_bytes=native.ARENA_BYTES,
+                spin_s=self._spin_s,
+                spare=self.spare,
             )
         self._segment = Segment.create(self._map.size_bytes)
-        slab = Slab(layout, count, self._segment.map)
+        slab = Slab(layout, count, self._segment.map, keep_obs=keep_obs)
         if self._compiled is not None:
             board = (self.given, self.done, self.info, self.final_info, self._sided)
             self._exchange, self._arena = self._map.open(self._compiled, self._segment, self._own, board)

@@ -107,6 +107,7 @@ class SharedMap:
     arena_bytes: int = 0  # per slot
     spin_s: float = 0.004
     spare: int = 0  # 1: the parent has a share beside the workers', see `ProcessBackend`
+    keep_obs: bool = True  # see Slab.keep
 
     @property
     def size_bytes(self) -> int:

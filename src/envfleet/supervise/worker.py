@@ -265,7 +265,7 @@ class Worker:
             self.slab = Slab(layout, num_slots, keep=False)  # the parent has the rows it was sent, until new ones come
         else:
             segment = Segment(self.channel.recv_fds(1)[0], map_.size_bytes)
-            self.slab = Slab(layout, num_slots, segment.map, fill=False)
+            self.slab = Slab(layout, num_slots, segment.map, fill=False, keep_obs=map_.keep_obs)
             if map_.exchange_bytes:
                 self.exchange, arena = map_.open(compiled, segment, me=self.index)
         for life in self.lives.values():

@@ -195,6 +195,11 @@ class Slab:
         """Whether the episode is over, by the heads of rows."""
         return head["over"] if self.layout.agents else (head["terminated"] | head["truncated"])[..., 0]
 
+    def forget_final_mail(self, slot: int) -> None:
+        """Drop the slot's `final_obs` where it is a Python object."""
+        for box in self.mail["final_obs"].values():
+            box[slot] = None
+
     def restore_final_obs(self, slot: int, saved: list[Any]) -> None:
         """Make a saved observation the slot's `final_obs`."""
         arrays = [*self.leaf_arrays("final_obs"), self.arrays.get("column/final_state")]

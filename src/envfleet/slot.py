@@ -65,6 +65,10 @@ class SlotLife:
 
     def build(self) -> Calls:
         """Construct the env, closing the one that sat here before."""
+        if self.slab is not None:
+            # The last env's final observation may be what it failed with: an object that no parent can read would be sent
+            # along with every row until an episode ends, and each time be a fault.
+            self.slab.forget_final_mail(self.slot)
         if self.env is not None:
             old, self.env = self.env, None
             try:

@@ -14,7 +14,7 @@ from typing import Any
 from .child import run_cases
 from .scenario import KINDS, WAYS
 
-LIMIT_S = 100.0
+LIMIT_S = 160.0
 _SUMS = ("rows", "fault_rows", "faults", "calls", "kills", "stops", "mischiefs", "interrupts")
 
 

@@ -17,8 +17,9 @@ from .mischief import CODES, DIES, LATER, RIGHT, STEP_TIMEOUT_S, outcome_of
 from .slots import _FOREVER, Op, SlotModel, Wrong, rows_of
 from .world import encode
 
-#: No call may take longer: a deadline, the end of a stuck worker, building anew with its pauses, on a busy machine.
-PATIENCE_S = 30.0
+#: No call may take longer: a deadline, the end of a stuck worker, building anew with its pauses, on a busy machine. Of the
+#: slots of one worker several may each have planted a constructor that hangs (10 s), one after another.
+PATIENCE_S = 60.0
 #: Beyond its own `timeout_s` a recv may need so long to end a stuck worker.
 MARGIN_S = 15.0
 

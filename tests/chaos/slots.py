@@ -110,7 +110,7 @@ class SlotModel:
         self.known_faults = 0
         self.seeds: set[int | None] = {None}
         self.tasks: set[int] = {-1}
-        self.late: list[tuple[int | None, int | None]] = []
+        self.late: list[tuple[int | None, int | None, bool]] = []
         self.bases: list[int] = []
 
     # -- what is done to it --------------------------------------------------------------------------------------
@@ -121,13 +121,12 @@ class SlotModel:
 
     def assign(self, seed: int | None, task: int | None, sure: bool = True) -> None:
         """The next reset uses these; None leaves as it is."""
-        if self.out is not None and sure:
-            self.late.append((seed, task))
+        if self.out is not None:  # it counts from the next send; also when nobody knows whether it was heard
+            self.late.append((seed, task, sure))
             if seed is not None:
                 self.bases.append(seed)
             return
-        if self.out is None:
-            self._flush()
+        self._flush()
         if seed is not None:
             self.seeds = {seed} if sure else self.seeds | {seed}
             self.bases.append(seed)
@@ -137,8 +136,8 @@ class SlotModel:
     def _flush(self) -> None:
         """What was assigned while it was out counts from now on; what is assigned later still replaces it."""
         late, self.late = self.late, []
-        for seed, task in late:
-            self.assign(seed, task)
+        for seed, task, sure in late:
+            self.assign(seed, task, sure)
 
     def sent(self, op: Op) -> None:
         """It was handed over."""

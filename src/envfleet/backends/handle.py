@@ -25,7 +25,7 @@ class WorkerHandle:
         self.rung = 0  # the first message it has not been rung for, where it does not wait at its socket
         self.handing: tuple[Any, Any, ParentChannel, int] | None = None  # slots, turns … of a frame being posted
         self.attempts = 0  # at reading the frame that is next
-        self._stack = owned(anonymous_file("envfleet-stack"))
+        self.stack_file = owned(anonymous_file("envfleet-stack"))  # its Python stacks are written here
 
     @property
     def pid(self) -> int:
@@ -35,14 +35,9 @@ class WorkerHandle:
             raise ProcessLookupError(f"worker {self.index} has no process")
         return pid
 
-    @property
-    def stack_fd(self) -> int:
-        """The descriptor of the file its Python stacks are written to."""
-        return self._stack.fileno()
-
     def close(self) -> None:
         """Give the descriptor back."""
-        self._stack.close()
+        self.stack_file.close()
 
     @property
     def alive(self) -> bool:

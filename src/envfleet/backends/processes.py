@@ -27,7 +27,7 @@ from envfleet.errors import KeeperLost
 from envfleet.layout import Layout
 from envfleet.recipe import Recipe
 from envfleet.slab import Slab, Slots
-from envfleet.supervise.channel import Closed, ParentChannel, pair
+from envfleet.supervise.channel import Channel, Closed, ParentChannel, pair
 from envfleet.supervise.faults import Failure, load_value
 from envfleet.supervise.keeper import checked_pid
 from envfleet.supervise.launcher import Keeper, check_start_method, working_folder
@@ -100,7 +100,7 @@ class ProcessBackend(Backend):
         ours, theirs = pair()
         # The deadline begins now: starting the process and loading the factory may hang as a constructor may.
         worker.pulses[0].enter(worker.slots[0], "init")
-        os.ftruncate(worker.stack_fd, 0)
+        os.ftruncate(worker.stack_file.fileno(), 0)
         start = {
             "path": list(sys.path),
             "cwd": working_folder(),
@@ -117,7 +117,7 @@ class ProcessBackend(Backend):
             "build": build,
         }
         try:
-            worker.ticket = self._request(theirs.fileno(), worker)
+            worker.ticket = self._request(theirs, worker)
             ours.post(cloudpickle.dumps(start))
             worker.num_tasks, worker.attempts, worker.handing = len(self._tasks), 0, None
             worker.attached = not build and self._post_attach(ours)
@@ -125,18 +125,16 @@ class ProcessBackend(Backend):
             self._by_fd[ours.fileno()] = worker
             self._poller.register(ours.sock, select.POLLIN)
         except BaseException:
-            ours.close()
+            ours.close()  # a worker that is started all the same finds its end closed, and ends
             raise
-        finally:
-            theirs.close()
         worker.loss_told = False
         worker.channel = ours  # from here on it is there
         self._flush(worker)
 
-    def _request(self, fd: int, worker: WorkerHandle) -> int:
+    def _request(self, theirs: Channel, worker: WorkerHandle) -> int:
         assert self._keeper is not None
         try:
-            return self._keeper.request_worker([fd, self._pulse_segment.fd, worker.stack_fd])
+            return self._keeper.request_worker([theirs, self._pulse_segment, worker.stack_file])
         except KeeperLost:
             self.is_broken = True
             raise
@@ -377,7 +375,7 @@ class ProcessBackend(Backend):
         """The exit code of a worker that has hung up; ends it if it lives on."""
         keeper = self._keeper
         assert keeper is not None
-        pid = keeper.pid_of(worker.ticket, 1.0)
+        pid = keeper.wanted_pid(worker.ticket, 1.0)
         if pid is None:
             return None
         code = keeper.exit_code(pid, 1.0)
@@ -474,7 +472,7 @@ class ProcessBackend(Backend):
         """Ask for the Python stacks, then end the worker and all it started."""
         stuck = self._workers[worker]
         assert self._keeper is not None
-        pid = self._keeper.pid_of(stuck.ticket, 1.0)
+        pid = self._keeper.wanted_pid(stuck.ticket, 1.0)
         stack = self._stack(stuck, pid) if pid is not None else ""
         self._forget(stuck)
         if pid is not None:
@@ -498,12 +496,12 @@ class ProcessBackend(Backend):
         deadline = time.monotonic() + 1.0
         size = -1
         while time.monotonic() < deadline:
-            now = os.fstat(worker.stack_fd).st_size
+            now = os.fstat(worker.stack_file.fileno()).st_size
             if now and now == size:
                 break
             size = now
             time.sleep(0.01)
-        return os.pread(worker.stack_fd, 1 << 16, 0).decode(errors="replace")
+        return os.pread(worker.stack_file.fileno(), 1 << 16, 0).decode(errors="replace")
 
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Ask, wait, kill; then end the keeper, which ends whatever is left, also when this is interrupted."""

@@ -134,7 +134,7 @@ class ShmBackend(ProcessBackend):
         if self._layout is None or self._segment is None:
             return False
         message = cloudpickle.dumps(("attach", self._layout, self.recipe.num_slots, self._map))
-        channel.post(b"M" + message, [self._segment.fd])
+        channel.post(b"M" + message, [self._segment])
         return True
 
     def _flush(self, worker: WorkerHandle, patience_s: float = 0.2) -> None:

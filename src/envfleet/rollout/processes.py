@@ -45,29 +45,27 @@ class _Staff:
 
     def start(self) -> tuple[int, ParentChannel]:
         """A new worker process and the parent's end of its socket."""
+        with self._lock:
+            if self._closed:
+                raise FleetClosed("the executor")
+            self._num_started += 1
+            if self._keeper is not None:
+                try:
+                    return self._start(self._keeper)
+                except FleetError:  # somebody killed it, and the workers went with it: another one then
+                    self._keeper.close()
+            self._keeper = Keeper(self.method)
+            return self._start(self._keeper)
+
+    def _start(self, keeper: Keeper) -> tuple[int, ParentChannel]:
         ours, theirs = pair()
         try:
-            with self._lock:
-                pid = self._start(theirs.fileno())
+            pid = keeper.start_worker(self._num_started, [theirs], entry=ENTRY)
             ours.send(pickle.dumps((list(sys.path), os.getcwd())))
         except BaseException:
             ours.close()
             raise
-        finally:
-            theirs.close()
         return pid, ours
-
-    def _start(self, fd: int) -> int:
-        if self._closed:
-            raise FleetClosed("the executor")
-        self._num_started += 1
-        if self._keeper is not None:
-            try:
-                return self._keeper.start_worker(self._num_started, [fd], entry=ENTRY)
-            except FleetError:  # somebody killed it, and the workers went with it: another one then
-                self._keeper.close()
-        self._keeper = Keeper(self.method)
-        return self._keeper.start_worker(self._num_started, [fd], entry=ENTRY)
 
     def end(self, pid: int) -> str:
         """Make sure that a worker and all it started have ended; says how it did."""

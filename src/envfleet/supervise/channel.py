@@ -18,6 +18,8 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 _HEAD = struct.Struct("=QB")  # number of the message, flags
 _FIRST, _LAST = 1, 2
@@ -31,6 +33,14 @@ _PATIENCE_S = 0.2
 
 class Closed(Exception):
     """The other end is gone."""
+
+
+class HasFileno(Protocol):
+    """Something with a file descriptor of its own."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        ...
 
 
 def _messages(data: bytes, number: int) -> list[bytes]:
@@ -134,6 +144,13 @@ class Channel:
                 os.set_inheritable(fd, False)  # what an env starts must not keep our sockets and memory open
             return list(fds)
 
+    @property
+    def hung_up(self) -> bool:
+        """Whether the other end is closed, also while frames it sent before are still to be read."""
+        poller = select.poll()
+        poller.register(self.sock, getattr(select, "POLLRDHUP", 0))  # POLLHUP is always told
+        return bool(poller.poll(0))
+
     def close(self) -> None:
         """Close this end."""
         self.sock.close()
@@ -146,7 +163,7 @@ class ParentChannel:
         sock.setblocking(False)
         self.sock = sock
         self.eof = False
-        self._outbox: deque[tuple[int, bytes, list[int]]] = deque()  # (number, message, descriptors)
+        self._outbox: deque[tuple[int, bytes, Sequence[HasFileno]]] = deque()  # (number, message, files)
         self._sent = 0
         self._inbox: deque[bytes] = deque()  # messages, with their heads
         self._got = 0  # number of the last message that left the inbox
@@ -157,12 +174,13 @@ class ParentChannel:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def send(self, data: bytes, fds: list[int] | None = None) -> None:
+    def send(self, data: bytes, files: Sequence[HasFileno] = ()) -> None:
         """Send one frame; what the other end does not take now is sent by a later `flush` or `wait`.
 
-        File descriptors follow it: the other end takes them with `recv_fds` right behind the frame.
+        The descriptors of `files` follow it: the other end takes them with `recv_fds` right behind the frame. A `Channel` among
+        them is handed over and closed here once it is sent; the outbox holds the objects, so no interrupt can lose a descriptor.
         """
-        self.post(data, fds)
+        self.post(data, files)
         self.flush()
 
     @property
@@ -170,14 +188,14 @@ class ParentChannel:
         """The number of the next message; all below it will be delivered."""
         return self._outbox[-1][0] + 1 if self._outbox else self._sent + 1
 
-    def post(self, data: bytes, fds: list[int] | None = None) -> None:
+    def post(self, data: bytes, files: Sequence[HasFileno] = ()) -> None:
         """Put a frame into the outbox: one step, done or not done."""
         first = self.next_number
-        entries: list[tuple[int, bytes, list[int]]]
-        entries = [(first + i, message, []) for i, message in enumerate(_messages(data, first))]
-        if fds:
+        entries: list[tuple[int, bytes, Sequence[HasFileno]]]
+        entries = [(first + i, message, ()) for i, message in enumerate(_messages(data, first))]
+        if files:
             number = first + len(entries)
-            entries.append((number, _HEAD.pack(number, _FIRST | _LAST), [os.dup(fd) for fd in fds]))
+            entries.append((number, _HEAD.pack(number, _FIRST | _LAST), files))
         self._outbox.extend(entries)
 
     @property
@@ -189,10 +207,10 @@ class ParentChannel:
         """Send what is in the outbox, reading meanwhile; stops when the other end takes nothing for a while."""
         give_up = 0.0
         while self._outbox:
-            number, message, fds = self._outbox[0]
+            number, message, files = self._outbox[0]
             try:
-                if fds:
-                    socket.send_fds(self.sock, [message], fds)
+                if files:
+                    socket.send_fds(self.sock, [message], [file.fileno() for file in files])
                 else:
                     self.sock.send(message)
             except BlockingIOError:
@@ -210,7 +228,7 @@ class ParentChannel:
             give_up = 0.0
             self._sent = number
             self._outbox.popleft()
-            _close_fds(fds)
+            _close_channels(files)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
@@ -295,13 +313,14 @@ class ParentChannel:
     def close(self) -> None:
         """Close this end."""
         while self._outbox:
-            _close_fds(self._outbox.popleft()[2])
+            _close_channels(self._outbox.popleft()[2])
         self.sock.close()
 
 
-def _close_fds(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())
+def _close_channels(files: Sequence[HasFileno]) -> None:
+    for file in files:
+        if isinstance(file, Channel):
+            file.close()
 
 
 def _poll(sock: socket.socket, events: int, timeout_s: float) -> None:

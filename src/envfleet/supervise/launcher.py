@@ -9,10 +9,11 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from envfleet.errors import BackendMissing, BadArgument, FleetError, KeeperLost
-from envfleet.supervise.channel import Channel, Closed, ParentChannel, pair
+from envfleet.supervise.channel import Channel, Closed, HasFileno, ParentChannel, pair
 from envfleet.supervise.keeper import checked_pid, keeper_main, launch
 
 START_METHODS = ("forkserver", "spawn", "fork")
@@ -62,6 +63,7 @@ class Keeper:
         self.pids: dict[int, int] = {}  # ticket of a start -> pid
         self.refused: dict[int, str] = {}  # ticket of a start -> why there is no process
         self._ticket = 0
+        self._unwanted: set[int] = set()  # tickets of workers that were given up before their pid was known
         if method == "fork":
             self.pid = self._fork(theirs)
             self._process = None
@@ -102,24 +104,24 @@ class Keeper:
         """Whether the keeper has ended, and all workers with it."""
         return self.channel.eof
 
-    def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def _send(self, message: dict[str, Any], files: Sequence[HasFileno] = ()) -> None:
         try:
-            self.channel.send(pickle.dumps(message), fds)
+            self.channel.send(pickle.dumps(message), files)
         except Closed:
             self.channel.eof = True
             raise KeeperLost from None
 
-    def request_worker(self, fds: list[int], entry: tuple[str, str] = FLEET_WORKER) -> int:
-        """Ask for a process that runs `module.function(*fds, keeper's pid)`; returns the ticket of the request."""
+    def request_worker(self, files: Sequence[HasFileno], entry: tuple[str, str] = FLEET_WORKER) -> int:
+        """Ask for a process that runs `module.function(*descriptors, keeper's pid)`; returns the ticket of the request."""
         self._ticket += 1
-        self._send({"what": "start", "ticket": self._ticket, "num_fds": len(fds), "entry": entry}, fds)
+        self._send({"what": "start", "ticket": self._ticket, "num_fds": len(files), "entry": entry}, files)
         return self._ticket
 
     def start_worker(
-        self, worker: int, fds: list[int], timeout_s: float = 60.0, entry: tuple[str, str] = FLEET_WORKER
+        self, worker: int, files: Sequence[HasFileno], timeout_s: float = 60.0, entry: tuple[str, str] = FLEET_WORKER
     ) -> int:
         """`request_worker`, and wait for its pid."""
-        ticket = self.request_worker(fds, entry)
+        ticket = self.request_worker(files, entry)
         deadline = time.monotonic() + timeout_s
         while ticket not in self.pids:
             self.poll(deadline - time.monotonic())
@@ -139,6 +141,8 @@ class Keeper:
             if what == "started":
                 self.exits.pop(value, None)  # a number that an earlier worker had
             told[key] = value
+            if what == "started" and key in self._unwanted:
+                self.kill(value)
             self.channel.drop()
 
     def pid_of(self, ticket: int, timeout_s: float) -> int | None:
@@ -150,6 +154,13 @@ class Keeper:
                 return None
             self.poll(left)
         return self.pids[ticket]
+
+    def wanted_pid(self, ticket: int, timeout_s: float) -> int | None:
+        """`pid_of` a worker that is to be ended. One whose pid does not become known in time is killed when it does."""
+        pid = self.pid_of(ticket, timeout_s)
+        if pid is None:
+            self._unwanted.add(ticket)
+        return pid
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         """The exit code of a worker that is ending; None when it does not end in time."""

@@ -42,7 +42,7 @@ class Segment:
 
     Example:
         >>> segment = Segment.create(4096)
-        >>> other = Segment(os.dup(segment.fd), 4096)   # what a worker does with the descriptor it was handed
+        >>> other = Segment(os.dup(segment.fileno()), 4096)   # what a worker does with the descriptor it was handed
         >>> segment.map[0] = 7; other.map[0]
         7
     """
@@ -71,8 +71,7 @@ class Segment:
         self._file.close()
         self.map = None
 
-    @property
-    def fd(self) -> int:
+    def fileno(self) -> int:
         """The descriptor."""
         return self._file.fileno()
 

@@ -57,6 +57,8 @@ def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> 
     channel.owner = os.getpid()
     with contextlib.suppress(Closed):  # the parent is gone
         start = pickle.loads(channel.recv())
+        if channel.hung_up:
+            return  # given up before it began: another worker has its slots by now
         kind = Worker
         if start["threads"]:
             from envfleet.supervise.sharing import SharingWorker as kind
@@ -159,6 +161,8 @@ class Worker:
         self.channel.send(b"I" + pickle.dumps((slot, turn, self._side_of(self.lives[slot]))))
 
     def _advance(self, frame: bytes) -> None:
+        if not self.by_value and self.channel.hung_up:
+            raise Closed  # given up, but not dead yet: the rows it shares are another worker's
         slots = self._unpack(frame)
         done: list[int] = []
         before = time.perf_counter()
@@ -265,6 +269,8 @@ class Worker:
             self.slab = Slab(layout, num_slots, keep=False)  # the parent has the rows it was sent, until new ones come
         else:
             segment = Segment(self.channel.recv_fds(1)[0], map_.size_bytes)
+            if self.channel.hung_up:
+                raise Closed  # the rings it shares are another worker's by now
             self.slab = Slab(layout, num_slots, segment.map, fill=False, keep_obs=map_.keep_obs)
             if map_.exchange_bytes:
                 self.exchange, arena = map_.open(compiled, segment, me=self.index)

@@ -7,6 +7,7 @@ pool. A stuck coroutine is cancelled, a stuck thread abandoned; either way the s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import select
 import selectors
@@ -76,7 +77,10 @@ class AioBackend(LocalBackend):
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()  # here, where no signal handler can cut it short: half closed, it would keep its descriptors
 
     def _spawn(self, tasks: dict[int, asyncio.Task[None]], jobs: list[tuple[int, Any]]) -> None:
         def start() -> None:
@@ -299,10 +303,15 @@ class AioBackend(LocalBackend):
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the envs, end the loop and its threads; name those that do not end."""
         problems: list[tuple[int, Failure | Loss]] = []
-        if self._loop.is_closed():  # a close that was interrupted at its very end
+        if not self._thread.is_alive():  # a close that was interrupted at its very end
             return problems
         self._ending = True
-        future = asyncio.run_coroutine_threadsafe(self._close_all(problems, timeout_s), self._loop)
+        closing = self._close_all(problems, timeout_s)
+        try:
+            future = asyncio.run_coroutine_threadsafe(closing, self._loop)
+        except RuntimeError:  # likewise: the loop has ended just now
+            closing.close()
+            return problems
         try:
             future.result(timeout_s)
         except TimeoutError:
@@ -314,10 +323,11 @@ class AioBackend(LocalBackend):
             why = f"its call is still stuck in {phase} and cannot be ended"
             problems.append((slot, Failure(phase, why, "", kind="timeout")))
         self._pool.shutdown(wait=not self._stuck, timeout_s=5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # it has ended meanwhile: an earlier close was interrupted after this line
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
-        if not self._thread.is_alive():
-            self._loop.close()
         return problems
 
     async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:

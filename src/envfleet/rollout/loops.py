@@ -25,7 +25,7 @@ class LoopThread:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="envfleet-loop", daemon=True)
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="envfleet-loop", daemon=True)
                 self._thread.start()
             return self._loop
 
@@ -55,6 +55,11 @@ class LoopThread:
 
         loop.call_soon_threadsafe(stop)
         thread.join(timeout_s)
-        if not thread.is_alive():
-            loop.close()
         return not thread.is_alive()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()  # here, where no signal handler can cut it short

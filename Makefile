@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-INPUTS := pyproject.toml constraints.txt setup.py $(wildcard native/*)
+INPUTS := pyproject.toml constraints.txt setup.py $(wildcard compiled/*)
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
@@ -49,10 +49,11 @@ test-learning: $(VENV)/.dev ## the learning gates
 chaos: $(VENV)/.dev ## random fleets under attack, every row checked against a model: make chaos MINUTES=10 [SEED=1]
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-check: $(VENV)/.dev ## ruff (lint and format) and mypy --strict
+check: $(VENV)/.dev ## ruff (lint and format), mypy --strict, and src/ within its line budget
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python tools/line_budget.py
 
 format: $(VENV)/.dev ## let ruff write the format it wants
 	$(BIN)/ruff check --fix
@@ -77,5 +78,5 @@ sanitize: $(VENV)/.dev ## the compiled core under address and undefined-behaviou
 	ENVFLEET_BUILD=sanitize $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize-tmp
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 PYTHONPATH=build/sanitize PYTHONMALLOC=malloc \
-	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/native tests/conformance tests/faults/test_thread_rings.py -m "not full" \
-	  -k "serial or shm or thread or aio or native"
+	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/compiled tests/conformance tests/faults/test_thread_rings.py -m "not full" \
+	  -k "serial or shm or thread or aio or compiled"

@@ -29,25 +29,25 @@ def extensions() -> list[Extension]:
     link = ["-fsanitize=address,undefined"] if "-fsanitize=address,undefined" in flags else []
     return [
         Extension(
-            "envfleet._native",
+            "envfleet._compiled",
             [
-                "native/runner.c",
-                "native/runner_agents.c",
-                "native/runner_type.c",
-                "native/info.c",
-                "native/board.c",
-                "native/exchange.c",
-                "native/exchange_type.c",
+                "compiled/runner.c",
+                "compiled/runner_agents.c",
+                "compiled/runner_type.c",
+                "compiled/info.c",
+                "compiled/board.c",
+                "compiled/exchange.c",
+                "compiled/exchange_type.c",
             ],
-            depends=["native/envfleet.h", "native/exchange.h"],
-            include_dirs=["native", numpy.get_include()],
+            depends=["compiled/envfleet.h", "compiled/exchange.h"],
+            include_dirs=["compiled", numpy.get_include()],
             extra_compile_args=[*flags, "-ffp-contract=off"],
             extra_link_args=link,
             optional=True,
         ),
         Extension(
             "envfleet._scan",
-            ["native/scan.c"],
+            ["compiled/scan.c"],
             # Sums of products in one rounding, and loops that may be turned into vector instructions.
             extra_compile_args=[*flags, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"],
             extra_link_args=link,

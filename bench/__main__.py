@@ -17,8 +17,8 @@ from typing import Any
 
 from bench import report, store
 from bench.cases import Case, cases, quick_cases
+from bench.stats import MAX_FOREIGN
 from envfleet.cli.bench import add_arguments
-from envfleet.measure import MAX_FOREIGN
 
 QUICK_PAIRS, QUICK_SECONDS = 2, 0.05
 

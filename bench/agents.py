@@ -24,8 +24,8 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from bench.agents_contestants import GAMES, OURS, AgentLimit, AgileRL, Batched, Ours, PerEnv, SuperSuit  # noqa: E402
 from bench.contestants import Contestant  # noqa: E402
 from bench.peers import remote  # noqa: E402
+from bench.stats import MAX_FOREIGN, Slice, estimate, ratio, short, take_turns  # noqa: E402
 from bench.targets import Row  # noqa: E402
-from envfleet.measure import MAX_FOREIGN, Slice, estimate, ratio, short, take_turns  # noqa: E402
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 

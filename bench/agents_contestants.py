@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 import envfleet as ef
 from bench.contestants import Contestant, Limit, now, step_apart
 from bench.peers import remote
-from envfleet.supervise.machine import usable_cpus
+from envfleet.util.machine import usable_cpus
 
 AGENTS = 2  # in every case
 

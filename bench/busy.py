@@ -68,7 +68,7 @@ def _from_the_start(env: str, slots: int, loops: int, rounds: int, seconds: floa
 
 def _later(env: str, slots: int, loops: int, rounds: int, seconds: float, settle_s: float) -> dict[str, Any]:
     # Made as on a quiet machine, whoever else is there now: else what comes later would find its choice made already.
-    with mock.patch("envfleet.auto.current_load", lambda: None), _both(env, slots) as (auto, serial):
+    with mock.patch("envfleet.autotune.auto.current_load", lambda: None), _both(env, slots) as (auto, serial):
         quiet = _shares(auto, serial, 3, seconds)
         with busy_loops(loops):
             came = time.perf_counter()

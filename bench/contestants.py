@@ -15,7 +15,7 @@ import numpy as np
 
 import envfleet as ef
 from bench.envs import factories, sampled_actions
-from envfleet.supervise.machine import usable_cpus
+from envfleet.util.machine import usable_cpus
 
 now = time.perf_counter
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.cases import Case, builder
 from bench.contestants import Contestant
+from bench.stats import Watch, take_turns
 from bench.store import as_json
-from envfleet.measure import Watch, take_turns
 
 
 def run_case(case: Case, pairs: int, seconds: float, quick: bool, max_foreign: float) -> dict[str, Any]:

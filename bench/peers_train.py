@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envfleet.envs.novelocity import cartpole_no_velocity
+from envfleet.envs.hidden_velocity import cartpole_no_velocity
 from envfleet.train import PPOConfig, PPOTrainer
 
 STEPS, EPOCHS, ENTROPY = 128, 4, 0.01

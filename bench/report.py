@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.envs import SLEEP_CEILING_PER_SLOT, TITLES
+from bench.stats import MAX_FOREIGN, difference_ns, estimate, ratio, short
 from bench.store import HERE
 from bench.targets import PUFFER, Results, Row, rows
-from envfleet.measure import MAX_FOREIGN, difference_ns, estimate, ratio, short
 
 DOCS = HERE.parent / "docs" / "performance.md"
 IMAGES = HERE.parent / "docs" / "images"

@@ -18,8 +18,8 @@ import numpy as np
 import envfleet as ef
 from bench.contestants import Contestant, Ours, now, ours
 from bench.envs import factories
-from envfleet.measure import estimate, tree_pss_bytes
-from envfleet.supervise.machine import usable_cpus
+from bench.stats import estimate, tree_pss_bytes
+from envfleet.util.machine import usable_cpus
 
 POLICY_CONTESTANTS = ("gymnasium Sync", "serial", "shm", "shm-share", "shm-double", "auto")
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envfleet.measure import Slice
-from envfleet.supervise.machine import usable_cpus
+from bench.stats import Slice
+from envfleet.util.machine import usable_cpus
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -39,7 +39,8 @@ def about() -> dict[str, Any]:
     import gymnasium
     import numpy
 
-    from envfleet import __version__, native
+    from envfleet import __version__
+    from envfleet.slots import compiled_core
 
     versions = {"envfleet": __version__, "gymnasium": gymnasium.__version__, "numpy": numpy.__version__}
     return {
@@ -47,7 +48,7 @@ def about() -> dict[str, Any]:
         "cpus": usable_cpus(),
         "processor": _processor(),
         "python": platform.python_version(),
-        "compiled core": native.status(),
+        "compiled core": compiled_core.status(),
         "versions": versions | _versions("torch", "mujoco", "stable_baselines3", "tianshou", "torchrl"),
     }
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.cases import EVERY_PEER, IN_PROCESS, PROCESS_PER_ENV
 from bench.envs import SLEEP_CEILING_PER_SLOT
+from bench.stats import Estimate, Slice, estimate, ratio
 from bench.store import HERE, Record
-from envfleet.measure import Estimate, Slice, estimate, ratio
 
 PUFFER = "PufferLib Serial"
 _RLLIB = "RLlib two runners"

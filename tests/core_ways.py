@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.moving import Mover
 from envfleet.backends.pipe import PipeBackend
 from envfleet.backends.shm import ShmBackend
-from envfleet.layout import FAULT
-from envfleet.slab import Slots
+from envfleet.backends.slot_mover import Mover
+from envfleet.slots.layout import FAULT
+from envfleet.slots.slab import Slots
 
 
 class SharingPipe(PipeBackend):

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "make": "making",
-    "make_vec": "making",
-    "Fleet": "fleet",
-    "KEEP": "book",
-    "Batch": "batch",
-    "Slab": "slab",
-    "Layout": "layout",
-    "Plan": "plan",
-    "Fault": "supervise.faults",
-    "ParallelEnv": "adapters.plain",
-    "ParallelEnvSharedMemory": "adapters.plain",
-    "VectorizedEnvs": "adapters.plain",
+    "make": "core.construct",
+    "make_vec": "core.construct",
+    "Fleet": "core.fleet",
+    "KEEP": "core.slot_table",
+    "Batch": "core.batch",
+    "Slab": "slots.slab",
+    "Layout": "slots.layout",
+    "Plan": "core.plan",
+    "Fault": "faults.failure",
+    "ParallelEnv": "adapters.classic",
+    "ParallelEnvSharedMemory": "adapters.classic",
+    "VectorizedEnvs": "adapters.classic",
     "FleetVectorEnv": "adapters.gymnasium",
     "FlattenMultiAgentWrapper": "adapters.flatten",
-    "AgentGroup": "groups",
+    "AgentGroup": "multiagent.groups",
     "AgentsAsBatch": "adapters.agents",
     "AsyncPettingZooVecEnv": "adapters.agents",
-    "episode_seed": "seeding",
+    "episode_seed": "util.seeding",
     "PPOConfig": "train",
     "PPOTrainer": "train",
     **dict.fromkeys(
@@ -79,13 +79,17 @@ __all__ = ["__version__", *_WHERE]
 if TYPE_CHECKING:
     from envfleet.adapters.agents import AgentsAsBatch as AgentsAsBatch
     from envfleet.adapters.agents import AsyncPettingZooVecEnv as AsyncPettingZooVecEnv
+    from envfleet.adapters.classic import ParallelEnv as ParallelEnv
+    from envfleet.adapters.classic import ParallelEnvSharedMemory as ParallelEnvSharedMemory
+    from envfleet.adapters.classic import VectorizedEnvs as VectorizedEnvs
     from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
     from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
-    from envfleet.adapters.plain import ParallelEnv as ParallelEnv
-    from envfleet.adapters.plain import ParallelEnvSharedMemory as ParallelEnvSharedMemory
-    from envfleet.adapters.plain import VectorizedEnvs as VectorizedEnvs
-    from envfleet.batch import Batch as Batch
-    from envfleet.book import KEEP as KEEP
+    from envfleet.core.batch import Batch as Batch
+    from envfleet.core.construct import make as make
+    from envfleet.core.construct import make_vec as make_vec
+    from envfleet.core.fleet import Fleet as Fleet
+    from envfleet.core.plan import Plan as Plan
+    from envfleet.core.slot_table import KEEP as KEEP
     from envfleet.errors import BackendMissing as BackendMissing
     from envfleet.errors import BadArgument as BadArgument
     from envfleet.errors import EnvFailed as EnvFailed
@@ -100,15 +104,11 @@ if TYPE_CHECKING:
     from envfleet.errors import SlotBusy as SlotBusy
     from envfleet.errors import SpacesDiffer as SpacesDiffer
     from envfleet.errors import WorkerLost as WorkerLost
-    from envfleet.fleet import Fleet as Fleet
-    from envfleet.groups import AgentGroup as AgentGroup
-    from envfleet.layout import Layout as Layout
-    from envfleet.making import make as make
-    from envfleet.making import make_vec as make_vec
-    from envfleet.plan import Plan as Plan
-    from envfleet.seeding import episode_seed as episode_seed
-    from envfleet.slab import Slab as Slab
-    from envfleet.supervise.faults import Fault as Fault
+    from envfleet.faults.failure import Fault as Fault
+    from envfleet.multiagent.groups import AgentGroup as AgentGroup
+    from envfleet.slots.layout import Layout as Layout
+    from envfleet.slots.slab import Slab as Slab
+    from envfleet.util.seeding import episode_seed as episode_seed
 
 
 #: Parts one reaches as attributes, without importing them first.

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from envfleet.supervise.faults import Fault
+    from envfleet.faults.failure import Fault
 
 
 class FleetError(Exception):

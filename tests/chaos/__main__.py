@@ -26,7 +26,7 @@ def case_of(
     own = random.Random(f"{seed}/{number}").randrange(10**9)
     args = {"way": way, "theme": theme, "seed": own, "ops": ops, "budget_s": budget_s}
     compiled = random.Random(f"{seed}/{number}/core").choice("10")
-    return {"call": "scenario:scenario", "args": args, "limit_s": LIMIT_S}, {"ENVFLEET_NATIVE": compiled}
+    return {"call": "scenario:scenario", "args": args, "limit_s": LIMIT_S}, {"ENVFLEET_COMPILED": compiled}
 
 
 class Run:
@@ -55,7 +55,7 @@ class Run:
         with self._lock:
             self.found.setdefault(kind, []).append(result)
             if result["problems"]:
-                core = "compiled" if variables["ENVFLEET_NATIVE"] == "1" else "python"
+                core = "compiled" if variables["ENVFLEET_COMPILED"] == "1" else "python"
                 self.failed.append((number, f"{kind[0]} / {kind[1]} ({core})", result["problems"]))
                 print(
                     f"FAILED --seed {self.seed} --only {number}: {kind}, {core}: {result['problems'][0][:300]}",

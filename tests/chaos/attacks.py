@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from envfleet.errors import FaultError, FleetError, RecvTimeout
-from envfleet.layout import FAULT
+from envfleet.slots.layout import FAULT
 from envfleet.testing import Held, descendants, wait_until
 
 from . import inside

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from envfleet.errors import EnvFailed, FaultError
-from envfleet.layout import FAULT
+from envfleet.slots.layout import FAULT
 
 from .attacks import flying, rounds
 from .mischief import NUMBERS

@@ -86,7 +86,7 @@ class Setup:
         """Slots whose envs are in this very process."""
         if not WAYS[self.way][1]:
             return set(range(self.num_envs))
-        if self.way != "shm parent" or os.environ.get("ENVFLEET_NATIVE") == "0":
+        if self.way != "shm parent" or os.environ.get("ENVFLEET_COMPILED") == "0":
             return set()
         return {slot for slot, worker in enumerate(inside.worker_of(fleet)) if worker == self.num_workers - 1}
 

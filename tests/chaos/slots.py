@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.layout import FAULT, QUARANTINED, READY
+from envfleet.slots.layout import FAULT, QUARANTINED, READY
 from envfleet.testing import canonical
 
 from .mischief import BIG, CODES, DIES, FAULTS, WILD, outcome_of

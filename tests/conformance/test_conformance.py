@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core_ways import WAYS, MovingShm, SharingPipe, load_backend
-from envfleet.conformance import CHECKS, Start
+from envfleet.testing.conformance import CHECKS, Start
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

@@ -169,7 +169,7 @@ def test_doctor_tries_every_start_method_without_importing_torch():
 def test_doctor_speaks_to_people(capsys):
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for word in ("CPUs", "open files", "forkserver", "native core", "[train]"):
+    for word in ("CPUs", "open files", "forkserver", "compiled core", "[train]"):
         assert word in said
 
 
@@ -202,6 +202,6 @@ def test_doctor_names_suspicious_settings(change, words):
         "compiler": "cc",
         "omp_threads": None,
     }
-    assert doctor.suspicious(doctor.Machine(**fine), native=False) == []
-    (found,) = doctor.suspicious(doctor.Machine(**{**fine, **change}), native=False)
+    assert doctor.suspicious(doctor.Machine(**fine), compiled=False) == []
+    (found,) = doctor.suspicious(doctor.Machine(**{**fine, **change}), compiled=False)
     assert words in found

@@ -17,9 +17,9 @@ import pytest
 
 import envfleet as ef
 from core_ways import WAYS
-from envfleet.conformance import Start
 from envfleet.envs.probe import Counting, Waiting
 from envfleet.testing import Held, canonical, leaks_since, record
+from envfleet.testing.conformance import Start
 
 ROOT = Path(ef.__file__).parent.parent
 

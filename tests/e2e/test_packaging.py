@@ -41,9 +41,9 @@ def test_sdist_and_wheel_have_everything(built):
     (wheel,) = built.glob("envfleet-*.whl")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "setup.py", "LICENSE", "README.md", "src/envfleet/fleet.py"} <= names
-    natives = {str(path.relative_to(ROOT)) for path in (ROOT / "native").glob("*.[ch]*")}
-    assert natives <= names, "MANIFEST.in leaves native sources out"
+    assert {"pyproject.toml", "setup.py", "LICENSE", "README.md", "src/envfleet/core/fleet.py"} <= names
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "compiled").glob("*.[ch]*")}
+    assert sources <= names, "MANIFEST.in leaves C sources out"
     packed = set(zipfile.ZipFile(wheel).namelist())
     source = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/envfleet").rglob("*.py")}
     assert source | {"envfleet/py.typed"} <= packed

@@ -15,7 +15,7 @@ EVERYWHERE = ("serial", "thread", "aio", "pipe", "shm")
 
 def attack(name: str, core: str = "1", limit_s: float = 60.0, **args: Any) -> dict[str, Any]:
     """Run one attack in a child of its own; fails with what it found."""
-    (result,) = run_cases([case(name, limit_s, **args)], {"ENVFLEET_NATIVE": core})
+    (result,) = run_cases([case(name, limit_s, **args)], {"ENVFLEET_COMPILED": core})
     return good(result)
 
 
@@ -54,7 +54,7 @@ class Prepared:
     def result(self, key: Any) -> dict[str, Any]:
         """What one case gave."""
         if self._results is None:
-            given = [(list(cases.values()), {"ENVFLEET_NATIVE": core}) for (core, _), cases in self._batches.items()]
+            given = [(list(cases.values()), {"ENVFLEET_COMPILED": core}) for (core, _), cases in self._batches.items()]
             found = run_batches(given)
             self._results = {
                 key: result

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from envfleet.layout import FAULT, QUARANTINED, READY
+from envfleet.slots.layout import FAULT, QUARANTINED, READY
 
 pytestmark = pytest.mark.timeout(120)
 FAIL, LATE, FORK = 901, 902, 903
@@ -126,7 +126,7 @@ def _stop(*_: Any) -> None:
 @pytest.mark.parametrize("core", ["1", "0"], ids=["compiled", "python"])
 def test_a_quarantined_slot_stays_quarantined(backend: str, core: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an interrupt, what was not begun is begun: not a slot whose row nobody was asked for."""
-    monkeypatch.setenv("ENVFLEET_NATIVE", core)
+    monkeypatch.setenv("ENVFLEET_COMPILED", core)
     before = signal.signal(signal.SIGALRM, _stop)
     try:
         with ef.make([Env] * 2, backend=backend, on_fault="restart", max_restarts=0, step_timeout_s=10) as fleet:
@@ -150,7 +150,7 @@ def test_a_quarantined_slot_stays_quarantined(backend: str, core: str, monkeypat
 @pytest.mark.parametrize("core", ["1", "0"], ids=["compiled", "python"])
 def test_a_result_that_is_read_too_late(backend: str, core: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given up while its observation was being read: it does not write the row when it has been."""
-    monkeypatch.setenv("ENVFLEET_NATIVE", core)
+    monkeypatch.setenv("ENVFLEET_COMPILED", core)
     with ef.make([Env] * 2, backend=backend, on_fault="restart", step_timeout_s=0.3) as fleet:
         fleet.reset(seed=0)
         assert fleet.step([LATE, 1]).status.tolist() == [QUARANTINED, READY]
@@ -171,7 +171,7 @@ def test_forks_in_what_an_env_returned(
     backend: str, core: str, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The child comes back out of `__array__`, `__float__`, `__reduce__` or a reset with a seed, and must go no further."""
-    monkeypatch.setenv("ENVFLEET_NATIVE", core)
+    monkeypatch.setenv("ENVFLEET_COMPILED", core)
     folder = str(tmp_path)
     makers = [lambda: Env(kind, folder), Env]
     with ef.make(makers, backend=backend, num_workers=1, on_fault="restart", step_timeout_s=20) as fleet:

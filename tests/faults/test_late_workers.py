@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from envfleet.layout import FAULT
+from envfleet.slots.layout import FAULT
 
 
 class Counts(gym.Env[Any, Any]):
@@ -41,7 +41,7 @@ class Counts(gym.Env[Any, Any]):
 def test_only_the_last_worker_steps(
     backend: str, compiled: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_leaks: Any
 ) -> None:
-    monkeypatch.setenv("ENVFLEET_NATIVE", compiled)
+    monkeypatch.setenv("ENVFLEET_COMPILED", compiled)
     options: dict[str, Any] = {"on_fault": "restart", "max_restarts": 50, "init_timeout_s": 0.6, "start_method": "fork"}
     with ef.make([partial(Counts, str(tmp_path))] * 3, backend=backend, num_workers=1, **options) as fleet:
         fleet.reset(seed=5)

@@ -19,7 +19,7 @@ def prepared() -> Prepared:
     chosen = Prepared()
     for number, kind in enumerate(SHORT):
         what, variables = case_of(number, 1, SHORT, ops=60, budget_s=1.5)
-        chosen.add(variables["ENVFLEET_NATIVE"], kind, kind, {**what, "limit_s": 60.0})
+        chosen.add(variables["ENVFLEET_COMPILED"], kind, kind, {**what, "limit_s": 60.0})
     return chosen
 
 

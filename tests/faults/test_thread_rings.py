@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from envfleet import native
 from envfleet.envs.probe import Counting
+from envfleet.slots import compiled_core
 from envfleet.testing import wait_until
 
 LIVES = pytest.mark.parametrize("compiled", ["1", "0"], ids=["compiled", "python"])
@@ -32,7 +32,7 @@ class Stuck(Counting):
 
 @LIVES
 def test_a_thread_given_up_leaves_its_other_slots_to_its_successor(compiled: str, monkeypatch: Any) -> None:
-    monkeypatch.setenv("ENVFLEET_NATIVE", compiled)
+    monkeypatch.setenv("ENVFLEET_COMPILED", compiled)
     let_go, returned = threading.Event(), []
     makes: list[Any] = [lambda: Counting(100)] * 4
     makes[1] = lambda: Stuck(let_go, returned)
@@ -57,7 +57,7 @@ def test_a_thread_given_up_leaves_its_other_slots_to_its_successor(compiled: str
 
 @LIVES
 def test_several_threads_are_given_up_one_after_the_other(compiled: str, monkeypatch: Any) -> None:
-    monkeypatch.setenv("ENVFLEET_NATIVE", compiled)
+    monkeypatch.setenv("ENVFLEET_COMPILED", compiled)
     let_go, returned = threading.Event(), []
     makes: list[Any] = [lambda: Stuck(let_go, returned), lambda: Stuck(let_go, returned), lambda: Counting(100)] * 2
     try:
@@ -74,7 +74,7 @@ def test_several_threads_are_given_up_one_after_the_other(compiled: str, monkeyp
         let_go.set()
 
 
-@pytest.mark.skipif(native.load() is None, reason=native.status())
+@pytest.mark.skipif(compiled_core.load() is None, reason=compiled_core.status())
 def test_many_slots_on_few_threads_and_few_on_many() -> None:
     for slots, workers in ((70, 3), (3, 70), (64, 64)):
         with ef.make(lambda: Counting(5), slots, backend="thread", num_workers=workers) as fleet:

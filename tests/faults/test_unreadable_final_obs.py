@@ -9,7 +9,7 @@ import pytest
 
 import envfleet as ef
 from envfleet.errors import EnvFailed
-from envfleet.layout import FAULT
+from envfleet.slots.layout import FAULT
 
 
 def _explode() -> None:
@@ -39,7 +39,7 @@ class LastWords(gym.Env[Any, Any]):
 @pytest.mark.parametrize("compiled", ["1", "0"])
 @pytest.mark.parametrize("backend", ["pipe", "shm"])
 def test_it_is_one_fault(backend: str, compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENVFLEET_NATIVE", compiled)
+    monkeypatch.setenv("ENVFLEET_COMPILED", compiled)
     with ef.make([LastWords] * 2, backend=backend, num_workers=1, on_fault="restart", max_restarts=2) as fleet:
         fleet.reset(seed=1)
         assert fleet.step([0, 1]).status.tolist() == [0, FAULT]

@@ -8,7 +8,6 @@ import pytest
 from liars import Counting, LyingProxy, in_thread, model_row, official_server
 
 import envfleet as ef
-from envfleet.layout import READY
 from envfleet.remote import (
     AsyncEnvClient,
     CapacityTable,
@@ -18,7 +17,8 @@ from envfleet.remote import (
     SessionInterrupted,
     StepResult,
 )
-from envfleet.remote.codec import Dialect
+from envfleet.remote.space_codec import Dialect
+from envfleet.slots.layout import READY
 
 EVERYTHING = {"twice": 0.03, "again": 0.04, "soon": 0.03, "drop": 0.015, "delay": 0.03, "stray": 0.01, "ask": 0.02}
 NO_LOSS = {**EVERYTHING, "drop": 0.0}
@@ -230,7 +230,7 @@ def test_a_dirty_session_is_replaced_at_reset_and_refused_in_an_episode():
 
 
 def test_the_guard_around_official_clients_checks_an_episodes_end():
-    from envfleet.remote.official import OfficialClient
+    from envfleet.remote.official_clients import OfficialClient
 
     class Theirs:
         """As openenv 0.3.0 after a duplicate: each answer is the one before."""

@@ -12,11 +12,12 @@ from served_envs import Misbehaving
 from servers import NEW, OfficialServer
 
 import envfleet as ef
-from envfleet.backends.remote import RemoteBackend, count_sessions, is_remote, make_remote, remote_factory
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
-from envfleet.layout import FAULT
-from envfleet.remote import AsyncEnvClient, CapacityTable, ChaosProxy, ConnectFailed, Server
+from envfleet.remote import AsyncEnvClient, CapacityTable, ConnectFailed, Server
+from envfleet.remote.remote_backend import RemoteBackend, count_sessions, is_remote, make_remote, remote_factory
 from envfleet.rollout import Collector
+from envfleet.slots.layout import FAULT
+from envfleet.testing import ChaosProxy
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import random
 
-from envfleet.remote.capacity import CapacityTable
+from envfleet.remote.session_queue import CapacityTable
 
 
 class Clock:

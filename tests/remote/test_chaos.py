@@ -10,10 +10,10 @@ from envfleet.remote import (
     AsyncEnvClient,
     CapacityReached,
     CapacityTable,
-    ChaosProxy,
     ConnectFailed,
     SessionInterrupted,
 )
+from envfleet.testing import ChaosProxy
 
 STALL_S = 0.5
 

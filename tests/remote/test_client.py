@@ -13,7 +13,6 @@ from envfleet.remote import (
     BadRequest,
     CapacityReached,
     CapacityTable,
-    ChaosProxy,
     ClientBusy,
     ConnectFailed,
     EnvError,
@@ -22,6 +21,7 @@ from envfleet.remote import (
     MessageTooBig,
     SessionLost,
 )
+from envfleet.testing import ChaosProxy
 
 
 def until(condition, timeout_s=15.0):

@@ -15,9 +15,9 @@ from websockets.sync.client import connect
 
 from envfleet.errors import BadArgument
 from envfleet.remote import CapacityReached, CapacityTable, ConnectFailed, HttpEnvClient, Server, SessionLost
-from envfleet.remote.gate import Gate, refused_body
-from envfleet.remote.idle import IdleLimits, Sessions
-from envfleet.remote.patience import Patience
+from envfleet.remote.idle_sessions import IdleLimits, Sessions
+from envfleet.remote.request_gate import Gate, refused_body
+from envfleet.remote.uvicorn_timeouts import Patience
 
 OURS = ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "10.0.0.5", "10.0.0.5:77", "lab.example"]
 FOREIGN = [

@@ -14,8 +14,8 @@ from envfleet.envs.connect4 import (
     minimax_scores,
     wins,
 )
+from envfleet.envs.connect4_levels import LEVELS, level_tasks, make_level
 from envfleet.envs.echo import AsyncEcho, Echo, EchoAction, EchoClient
-from envfleet.envs.levels import LEVELS, level_tasks, make_level
 from envfleet.errors import BadArgument, ResetNeeded
 
 

@@ -14,8 +14,8 @@ from websockets.sync.client import connect
 import envfleet as ef
 from envfleet.envs.echo import Echo
 from envfleet.remote import CapacityTable, HttpEnvClient, OpenEnvGymnasiumWrapper, Server
-from envfleet.remote.members import from_json
 from envfleet.remote.result import StepResult
+from envfleet.remote.space_members import from_json
 
 COLUMNS = ("reward", "terminated", "truncated", "episode", "step", "length", "ep_return", "scored", "status")
 

@@ -9,10 +9,10 @@ import pytest
 from liars import Counting, LyingProxy, in_thread, official_server
 
 import envfleet as ef
-from envfleet.layout import FAULT, READY
 from envfleet.remote import CapacityTable, ProtocolBroken, Server, SessionInterrupted
-from envfleet.remote.codec import Dialect
-from envfleet.remote.slots import RemoteEnv
+from envfleet.remote.remote_env import RemoteEnv
+from envfleet.remote.space_codec import Dialect
+from envfleet.slots.layout import FAULT, READY
 
 SCHEMA = Dialect.of(Counting()).schemas()
 OFFICIAL_SCHEMA = {

@@ -14,9 +14,9 @@ from ours import OurServer
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from envfleet.remote import CapacityTable, EnvError, HttpEnvClient, Server, exact
-from envfleet.remote.depth import MAX_DEPTH
+from envfleet.remote import CapacityTable, EnvError, HttpEnvClient, Server, exact_protocol
 from envfleet.remote.frames import TEXT, client_frame
+from envfleet.remote.json_depth import MAX_DEPTH
 
 
 def nested(levels, kind="object"):
@@ -56,7 +56,7 @@ HOSTILE = [
     step('{"action":{"$i":"0x' + "f" * 100_000 + '"}}'),
     step('{"action":{"$f":"7ff8000000000000"}}'),
     step('{"action":{"$d":[[{"$t":[{"$t":[]}]},1]]}}'),
-    step('{"envfleet.seat":"empty"}'),
+    step('{"envfleet.multiagent.agent_env":"empty"}'),
     '{"type":"\\ud800","id":ID}',
 ]
 
@@ -92,7 +92,7 @@ def attack(url, text, protocol):
         )
         session.send(frame)
         try:
-            return exact.decode(session.recv(timeout=20)).kind
+            return exact_protocol.decode(session.recv(timeout=20)).kind
         except ConnectionClosed as error:
             return f"closed {error.rcvd.code if error.rcvd else None}"
 
@@ -121,7 +121,7 @@ def test_innocent_neighbours_of_deep_and_huge_messages(backend, tmp_path):
         for thread in neighbours:
             thread.start()
         try:
-            for protocol in (None, exact.BINARY, exact.TEXT):
+            for protocol in (None, exact_protocol.BINARY, exact_protocol.TEXT):
                 for levels in LEVELS:
                     for kind in ("object", "list"):
                         reply = attack(server.url, nested(levels, kind), protocol)
@@ -156,27 +156,27 @@ def test_innocent_neighbours_of_deep_and_huge_messages(backend, tmp_path):
 def test_a_request_that_comes_twice_is_answered_once():
     with Server("Echo", port=0, max_sessions=2, backend="serial") as server:
         address = server.url.replace("http", "ws") + "/ws"
-        with connect(address, subprotocols=[exact.TEXT]) as session:
-            for text in (exact.encode("reset", 7), exact.encode("step", 8, {"message": "a"})):
+        with connect(address, subprotocols=[exact_protocol.TEXT]) as session:
+            for text in (exact_protocol.encode("reset", 7), exact_protocol.encode("step", 8, {"message": "a"})):
                 session.send(text)
                 session.send(text)
-                assert exact.decode(session.recv()).number in (7, 8)
-            session.send(exact.encode("state", 9))
-            state = exact.decode(session.recv())
+                assert exact_protocol.decode(session.recv()).number in (7, 8)
+            session.send(exact_protocol.encode("state", 9))
+            state = exact_protocol.decode(session.recv())
             assert (state.number, state.data["step_count"]) == (9, 1), "the second of two requests was not made"
-            session.send(exact.encode("step", 11, {"message": "b"}))
-            told = exact.decode(session.recv())
+            session.send(exact_protocol.encode("step", 11, {"message": "b"}))
+            told = exact_protocol.decode(session.recv())
             assert told.kind == "error" and told.number is None and told.data["code"] == "SESSION_ERROR"
             with pytest.raises(ConnectionClosed):
                 session.recv()
-        with connect(address, subprotocols=[exact.TEXT]) as session:
+        with connect(address, subprotocols=[exact_protocol.TEXT]) as session:
             for text in ('{"type":"reset"}', '{"type":"reset","id":1,"hurry":true}', '{"type":"reset","id":"1"}'):
                 session.send(text)
-                assert exact.decode(session.recv()).data["code"] == "INVALID_JSON"
-            session.send(exact.encode("reset", 1))
-            assert exact.decode(session.recv()).number == 1
+                assert exact_protocol.decode(session.recv()).data["code"] == "INVALID_JSON"
+            session.send(exact_protocol.encode("reset", 1))
+            assert exact_protocol.decode(session.recv()).number == 1
             session.send("no frame")
-            told = exact.decode(session.recv())
+            told = exact_protocol.decode(session.recv())
             assert (told.number, told.data["code"]) == (None, "INVALID_JSON"), "it is no answer to an earlier request"
 
 

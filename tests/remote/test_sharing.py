@@ -8,7 +8,7 @@ import pytest
 from served_envs import Homesick, Misbehaving
 
 from envfleet.envs.echo import AsyncEcho, Echo
-from envfleet.remote import AsyncEnvClient, EnvError, HttpEnvClient, Server, host
+from envfleet.remote import AsyncEnvClient, EnvError, HttpEnvClient, Server, session_host
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_an_environment_keeps_its_thread():
 )
 def test_the_loop_hears_of_what_is_done(env, options, monkeypatch):
     """Without its timer: every answer comes because a worker rang."""
-    monkeypatch.setattr(host, "_LOOK_S", 1000.0)
+    monkeypatch.setattr(session_host, "_LOOK_S", 1000.0)
     with Server(env, port=0, max_sessions=4, **options) as server, HttpEnvClient(server.url) as client:
         client.reset(horizon=1000)
         for n in range(1, 20):

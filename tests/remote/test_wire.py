@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envfleet.errors import BadArgument
-from envfleet.remote import codec, errors, exact, quickjson
-from envfleet.remote.depth import MAX_DEPTH
+from envfleet.remote import exact_protocol, quickjson, remote_errors, space_codec
+from envfleet.remote.json_depth import MAX_DEPTH
 from envfleet.remote.result import action_payload
 from envfleet.remote.wire import BadFrame, Endpoint, decode, encode, encode_request, parse_result
 
@@ -52,9 +52,9 @@ def test_text_frames():
 @pytest.mark.parametrize("binary", [True, False])
 def test_exact_frames_give_arrays_back(dtype, binary):
     array = (np.arange(24).reshape(2, 3, 4) % 5).astype(dtype)
-    frame = exact.encode("observation", 5, {"obs": array, "deep": [{"x": array[0]}], "n": 1}, binary=binary)
+    frame = exact_protocol.encode("observation", 5, {"obs": array, "deep": [{"x": array[0]}], "n": 1}, binary=binary)
     assert isinstance(frame, bytes if binary else str)
-    kind, data, number, _ = exact.decode(frame)
+    kind, data, number, _ = exact_protocol.decode(frame)
     assert (kind, number, data["n"]) == ("observation", 5, 1)
     assert data["obs"].dtype == array.dtype and np.array_equal(data["obs"], array)
     assert np.array_equal(data["deep"][0]["x"], array[0])
@@ -63,8 +63,8 @@ def test_exact_frames_give_arrays_back(dtype, binary):
 
 def test_binary_frames_are_hardly_larger_than_their_arrays():
     data = {"observation": {"obs": np.zeros((84, 84, 4), np.uint8)}, "reward": 0.0}
-    assert len(exact.encode("observation", 1, data, binary=True)) <= 1.05 * 84 * 84 * 4
-    assert isinstance(exact.encode("observation", 1, {"n": 1}, binary=True), str)
+    assert len(exact_protocol.encode("observation", 1, data, binary=True)) <= 1.05 * 84 * 84 * 4
+    assert isinstance(exact_protocol.encode("observation", 1, {"n": 1}, binary=True), str)
 
 
 ANYTHING = st.one_of(
@@ -82,7 +82,7 @@ ANYTHING = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(ANYTHING)
 def test_no_frame_breaks_the_reader(frame):
-    for read in (decode, exact.decode):
+    for read in (decode, exact_protocol.decode):
         try:
             assert isinstance(read(frame)[0], str)
         except BadFrame:
@@ -90,7 +90,7 @@ def test_no_frame_breaks_the_reader(frame):
 
 
 def test_hostile_frames_are_refused():
-    good = exact.encode("observation", 1, {"obs": np.zeros(4)}, binary=True)
+    good = exact_protocol.encode("observation", 1, {"obs": np.zeros(4)}, binary=True)
     for bad in (
         good[:-1],
         good + b"x",
@@ -116,7 +116,7 @@ def test_hostile_frames_are_refused():
         '{"type": "step", "id": 1, "data": {"$i": "12"}}',
     ):
         with pytest.raises(BadFrame):
-            exact.decode(bad)
+            exact_protocol.decode(bad)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_shapes_that_cannot_be_are_refused(shape):
     head = json.dumps({"arrays": [["<f8", shape]], "message": {"type": "observation", "id": 1, "data": {"$a": 0}}})
     frame = b"EFR2" + len(head).to_bytes(4, "little") + head.encode() + bytes(32)
     with pytest.raises(BadFrame):
-        exact.decode(frame)
+        exact_protocol.decode(frame)
     text = json.dumps({"type": "observation", "id": 1, "data": {"$a": ["<f8", shape, "AAAAAAAAAAA="]}})
     with pytest.raises(BadFrame):
-        exact.decode(text)
+        exact_protocol.decode(text)
 
 
 def repr_of(value):
@@ -165,8 +165,8 @@ def same(a, b):
 def test_values_arrive_as_they_were_sent(binary):
     for value in VALUES:
         sent = {"v": value, "nested": [{"k": (value,)}]}
-        frame = exact.encode("x", 2**47, sent, binary=binary)
-        got = exact.decode(frame)
+        frame = exact_protocol.encode("x", 2**47, sent, binary=binary)
+        got = exact_protocol.decode(frame)
         value_got = got.data["v"]
         assert same(value_got, value) and same(got.data["nested"][0]["k"][0], value), str(value)[:80]
         if isinstance(frame, str):
@@ -175,9 +175,9 @@ def test_values_arrive_as_they_were_sent(binary):
 
 
 def test_any_number_of_arrays_can_be_sent():
-    arrays = [np.full(2, i) for i in range(exact.MAX_ARRAYS + 1)]
+    arrays = [np.full(2, i) for i in range(exact_protocol.MAX_ARRAYS + 1)]
     for some in (arrays, arrays[:-1]):
-        assert same(exact.decode(exact.encode("x", 1, {"v": some}, binary=True)).data["v"], some)
+        assert same(exact_protocol.decode(exact_protocol.encode("x", 1, {"v": some}, binary=True)).data["v"], some)
 
 
 def test_what_cannot_be_sent_is_named():
@@ -195,12 +195,12 @@ def test_what_cannot_be_sent_is_named():
         deep,
         {"a": {"b": {3j: print}}},
     ):
-        with pytest.raises(exact.NoWireForm):
-            exact.encode("x", 1, {"v": value})
+        with pytest.raises(exact_protocol.NoWireForm):
+            exact_protocol.encode("x", 1, {"v": value})
         if value is not ring and value is not deep:
-            with pytest.raises(exact.NoWireForm):
+            with pytest.raises(exact_protocol.NoWireForm):
                 encode_request("x", {"v": value})
-    assert exact.sendable({"good": (1,), "bad": object(), "deep": deep}) == {"good": (1,)}
+    assert exact_protocol.sendable({"good": (1,), "bad": object(), "deep": deep}) == {"good": (1,)}
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -227,10 +227,10 @@ def test_what_can_be_sent_can_be_read(wrap, leaf, binary):
         except TypeError:
             break  # an array in a set
         try:
-            frame = exact.encode("x", 1, {"v": value}, binary=binary)
-        except exact.NoWireForm:
+            frame = exact_protocol.encode("x", 1, {"v": value}, binary=binary)
+        except exact_protocol.NoWireForm:
             break
-        exact.decode(frame)
+        exact_protocol.decode(frame)
         sent += 1
     assert sent > 20 or isinstance(leaf, np.ndarray)
 
@@ -240,7 +240,7 @@ def test_what_can_be_sent_can_be_read(wrap, leaf, binary):
 def test_depth_is_limited_where_it_is_decoded(open_, close, levels):
     text = '{"type":"reset","id":1,"data":' + open_ * levels + "1" + close * levels + "}"
     wide = text.replace("1}", "1" + ',"wide":[' + ",".join(["[1]"] * 500) + "]}") if open_ != "[" else text
-    for read in (decode, exact.decode):
+    for read in (decode, exact_protocol.decode):
         for frame, depth in ((text, levels + 1), (wide, levels + (3 if wide != text else 1))):
             if depth <= MAX_DEPTH:
                 assert read(frame)[0] == "reset"
@@ -275,7 +275,7 @@ def test_results_take_metadata_from_either_place():
 def test_exact_results_have_every_field_and_no_other(is_step):
     good = {"observation": {"n": 1}, "reward": float("nan") if is_step else None, "terminated": is_step, "truncated": is_step,
             "info": {"truncated": "an info of its own"}}  # fmt: skip
-    result = exact.parse_result(good, is_step)
+    result = exact_protocol.parse_result(good, is_step)
     assert (result.terminated, result.truncated, result.done) == (is_step,) * 3 and result.metadata == good["info"]
     wrong = {
         "observation": [None, 1, []],
@@ -289,18 +289,18 @@ def test_exact_results_have_every_field_and_no_other(is_step):
     broken += [{key: value for key, value in good.items() if key != missing} for missing in good]
     for data in (*broken, {}, [], None):
         with pytest.raises(BadFrame):
-            exact.parse_result(data, is_step)
+            exact_protocol.parse_result(data, is_step)
 
 
 def test_error_codes_have_types():
     def of(code, **more):
-        return errors.from_frame({"code": code, "message": "m", **more}, "http://a")
+        return remote_errors.from_frame({"code": code, "message": "m", **more}, "http://a")
 
     full = of("CAPACITY_REACHED", active_sessions=2, max_sessions=2)
-    assert isinstance(full, errors.CapacityReached) and (full.active, full.max) == (2, 2)
-    assert isinstance(of("EXECUTION_ERROR"), errors.EnvError)
+    assert isinstance(full, remote_errors.CapacityReached) and (full.active, full.max) == (2, 2)
+    assert isinstance(of("EXECUTION_ERROR"), remote_errors.EnvError)
     assert of("VALIDATION_ERROR", errors=[1]).details == {"errors": [1]}
-    assert isinstance(of("SESSION_ERROR"), errors.SessionRefused)
+    assert isinstance(of("SESSION_ERROR"), remote_errors.SessionRefused)
     assert of("NEW_ONE").code == "NEW_ONE"
 
 
@@ -330,16 +330,16 @@ SPACES = [
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_spaces_and_their_values_cross_the_wire_unchanged(space):
-    described = json.loads(json.dumps(codec.space_to_json(space)))
-    assert codec.space_from_json(described) == space
-    json.dumps(codec.schema(space), allow_nan=False)
+    described = json.loads(json.dumps(space_codec.space_to_json(space)))
+    assert space_codec.space_from_json(described) == space
+    json.dumps(space_codec.schema(space), allow_nan=False)
     space.seed(1)
-    dialect = codec.Dialect(space, space)
+    dialect = space_codec.Dialect(space, space)
     for _ in range(20):
         value = space.sample()
         back = dialect.action(json.loads(json.dumps(dialect.payload(value), allow_nan=False)))
         assert space.contains(back)
-        assert codec.to_json(space, back) == codec.to_json(space, value)
+        assert space_codec.to_json(space, back) == space_codec.to_json(space, value)
 
 
 @pytest.mark.parametrize(
@@ -374,13 +374,13 @@ def test_spaces_and_their_values_cross_the_wire_unchanged(space):
     ids=str,
 )
 def test_wrong_actions_are_named(space, value):
-    dialect = codec.Dialect(spaces.Discrete(1), space)
-    with pytest.raises(codec.BadAction):
+    dialect = space_codec.Dialect(spaces.Discrete(1), space)
+    with pytest.raises(space_codec.BadAction):
         dialect.action(value if isinstance(space, spaces.Dict) else {"action": value})
 
 
 def test_numbers_json_lacks_become_null():
-    assert codec.jsonable({"a": np.array([1.0, np.nan]), "b": float("inf"), "c": object()}) == {
+    assert space_codec.jsonable({"a": np.array([1.0, np.nan]), "b": float("inf"), "c": object()}) == {
         "a": [1.0, None],
         "b": None,
         "c": None,

@@ -7,8 +7,9 @@ import envfleet as ef
 from envfleet.envs.connect4 import Connect4Client
 from envfleet.envs.echo import EchoClient
 from envfleet.errors import BadArgument
-from envfleet.remote import ChaosProxy, OpenEnvGymnasiumWrapper, Server, SessionLost, views
-from envfleet.remote.views import text_of
+from envfleet.remote import OpenEnvGymnasiumWrapper, Server, SessionLost, space_views
+from envfleet.remote.space_views import text_of
+from envfleet.testing import ChaosProxy
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_sb3_takes_text_observations():
 )  # fmt: skip
 def test_schemas_that_cannot_be_read_are_refused(observation):
     with pytest.raises(BadArgument):
-        views.observation_view("json", {"observation": observation}, 16)
+        space_views.observation_view("json", {"observation": observation}, 16)
 
 
 def test_fields_that_may_be_null_are_read_so():
@@ -213,7 +214,7 @@ def test_fields_that_may_be_null_are_read_so():
     observation = {
         "properties": {"may": text, "must": {"type": "string"}, "flag": {"type": "boolean"}, "x": {"type": "number"}}
     }
-    view = views.observation_view("json", {"observation": observation}, 16)
+    view = space_views.observation_view("json", {"observation": observation}, 16)
     fields = {"may": None, "must": "m", "flag": True, "x": None}
     seen = view.value(fields, "", False)
     assert (seen["may"], seen["must"], seen["flag"]) == ("", "m", 1) and np.isnan(seen["x"])

@@ -14,9 +14,9 @@ from dataset_helpers import episode, everything, file_limit, killed, numbers_on_
 
 from envfleet.cli.main import main
 from envfleet.rollout import DatasetWriter, Rollout, Rollouts, iter_rollouts
-from envfleet.rollout.codec import Codec
-from envfleet.rollout.errors import DatasetDamaged, DatasetError, DatasetFull
-from envfleet.rollout.parquet import read_run
+from envfleet.rollout.datasets.episode_codec import Codec
+from envfleet.rollout.datasets.parquet import read_run
+from envfleet.rollout.rollout_errors import DatasetDamaged, DatasetError, DatasetFull
 
 pytest.importorskip("pyarrow")
 HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ import numpy as np
 sys.path.insert(0, sys.argv[2])
 from dataset_helpers import episode, numbers_on_disk
 from envfleet.rollout import DatasetWriter
-from envfleet.rollout.errors import DatasetFull
+from envfleet.rollout.rollout_errors import DatasetFull
 
 place = sys.argv[1]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=True)

@@ -14,8 +14,9 @@ import pytest
 from dataset_helpers import episode, killed, numbers_on_disk, resumed
 
 import envfleet
-from envfleet.rollout import DatasetWriter, Rollout, iter_rollouts, store
-from envfleet.rollout.errors import DatasetBusy, DatasetError
+from envfleet.rollout import DatasetWriter, Rollout, iter_rollouts
+from envfleet.rollout.datasets import store
+from envfleet.rollout.rollout_errors import DatasetBusy, DatasetError
 
 pytest.importorskip("pyarrow")
 SOURCE = str(Path(envfleet.__file__).parent)
@@ -182,7 +183,7 @@ def test_a_tail_that_becomes_a_shard_between_listing_and_opening(tmp_path, monke
         calls.append(found)
         return found
 
-    monkeypatch.setattr("envfleet.rollout.parquet.data_files", list_then_close)
+    monkeypatch.setattr("envfleet.rollout.datasets.parquet.data_files", list_then_close)
     assert numbers_on_disk(tmp_path) == list(range(4)) and len(calls) == 2
 
 
@@ -196,7 +197,7 @@ def test_a_tail_that_becomes_a_shard_while_it_is_listed(tmp_path, monkeypatch):
         writer.close()
         return real(directory)
 
-    monkeypatch.setattr("envfleet.rollout.store.tails", close_then_list)
+    monkeypatch.setattr("envfleet.rollout.datasets.store.tails", close_then_list)
     assert numbers_on_disk(tmp_path) == list(range(4))
 
 

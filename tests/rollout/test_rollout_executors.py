@@ -169,7 +169,7 @@ def test_retry_begins_again_and_gives_up_after_max_retries(mode):
 
 
 def test_pauses_double_up_to_a_limit_and_jitter_spreads_them():
-    from envfleet.rollout.drive import Rules
+    from envfleet.rollout.executors.client_episode import Rules
 
     rules = Rules(on_error="retry", backoff_s=1.0, max_backoff_s=5.0, jitter=0.5)
     assert [rules.pause_s(n, draw=0.5) for n in (1, 2, 3, 4)] == [1.0, 2.0, 4.0, 5.0]
@@ -315,7 +315,7 @@ def test_seeds_tasks_and_reset_arguments_reach_the_client():
 
 def test_openenv_clients_of_ours_tell_truncation_in_their_metadata():
     from envfleet.envs.echo import EchoClient
-    from envfleet.rollout.results import parse_step
+    from envfleet.rollout.executors.client_results import parse_step
 
     with ParallelEnvironmentExecutor() as executor:
         rollout = executor.collect_rollout(EchoClient(horizon=3), lambda obs, done: "hello")

@@ -11,7 +11,7 @@ from rollout_helpers import Counter
 
 from envfleet.errors import BadArgument, FleetClosed, NotPicklable
 from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerDied
-from envfleet.rollout.processes import ProcessWorkers, dumps
+from envfleet.rollout.executors.process_executor import ProcessWorkers, dumps
 
 
 def factory(length, **kwargs):

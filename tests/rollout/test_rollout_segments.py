@@ -9,7 +9,7 @@ import envfleet as ef
 from envfleet.envs.probe import Counting, Mixed, Tasked, Waiting
 from envfleet.errors import BadArgument, FaultError
 from envfleet.rollout import AgentFailed, Collector, LatencyHistogram, Stats, Verdict
-from envfleet.rollout.clock import Clock
+from envfleet.rollout.timing import Clock
 
 
 def arrays_of(segment):

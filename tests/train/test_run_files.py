@@ -17,11 +17,11 @@ import torch
 from train_helpers import Poisoned, config, file_limit
 
 from envfleet.cli.main import main
-from envfleet.files import DamagedWarning, WriteFailed
 from envfleet.train import PPOTrainer, load_agent
 from envfleet.train.checkpoint import Checkpoints, _plain, read
-from envfleet.train.errors import CheckpointDamaged, CheckpointError, RunBusy, TrainingStopped
 from envfleet.train.loggers import TableLogger, read_rows
+from envfleet.train.train_errors import CheckpointDamaged, CheckpointError, RunBusy, TrainingStopped
+from envfleet.util.files import DamagedWarning, WriteFailed
 
 ROOT = Path(__file__).parents[2]
 STATE = {"weights": np.arange(600, dtype=np.float32), "numbers": [1, 2.5, None, "text"], "update": 3}

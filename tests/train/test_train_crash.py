@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envfleet.auto import Probe
+from envfleet.autotune.auto import Probe
 from envfleet.envs.probe import Counting
 from envfleet.train import PPOConfig, PPOTrainer
 
@@ -32,7 +32,7 @@ def test_an_env_that_ends_its_process_does_not_end_a_run(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     # A probe that sees no crash: cheap enough that one process would be fastest.
-    monkeypatch.setattr("envfleet.auto._probe", lambda recipe: Probe(2e-6, 2e-6, 8))
+    monkeypatch.setattr("envfleet.autotune.auto._probe", lambda recipe: Probe(2e-6, 2e-6, 8))
     mark = str(tmp_path / "crashed")
     out = str(tmp_path / "run")
     config = PPOConfig(env=lambda: Crashing(mark), total_steps=1024, out=out, tensorboard=False, **settings)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from envfleet.train.checkpoint import Checkpoints, read, write
-from envfleet.train.errors import CheckpointError
+from envfleet.train.train_errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
 CHILD = """

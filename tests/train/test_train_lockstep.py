@@ -7,10 +7,10 @@ import pytest
 import torch
 from train_helpers import Fragile, MaskedByInfo, WithLimit, config
 
-from envfleet.agents.policy import Policy
-from envfleet.rollout import lockstep
-from envfleet.rollout.tree import tree_leaves
+from envfleet.networks.network_policy import Policy
+from envfleet.rollout.segments import lockstep
 from envfleet.train import PPOTrainer
+from envfleet.util.trees import tree_leaves
 
 
 class Doubted(Policy):

@@ -9,14 +9,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from envfleet.agents import dense, recurrent
-from envfleet.agents.actions import Actions
-from envfleet.agents.dense import DenseStack
-from envfleet.agents.features import Features
-from envfleet.agents.networks import ActorCritic, Encoder, NetworkConfig, flatten_parameters
-from envfleet.agents.policy import NotFinite, Policy
-from envfleet.agents.recurrent import Recurrent, _gru_loop, _lstm_loop
 from envfleet.errors import BadArgument
+from envfleet.networks import fused_mlp, recurrent
+from envfleet.networks.action_heads import Actions
+from envfleet.networks.actor_critic import ActorCritic, Encoder, NetworkConfig, flatten_parameters
+from envfleet.networks.features import Features
+from envfleet.networks.fused_mlp import DenseStack
+from envfleet.networks.network_policy import NotFinite, Policy
+from envfleet.networks.recurrent import Recurrent, _gru_loop, _lstm_loop
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 
@@ -25,9 +25,9 @@ VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 def way(request, monkeypatch):
     """Both ways through the layers on CPU: in C where it was built, and in NumPy."""
     if request.param == "numpy":
-        monkeypatch.setattr(recurrent, "NATIVE", None)
-        monkeypatch.setattr(dense, "NATIVE", None)
-    elif recurrent.NATIVE is None:
+        monkeypatch.setattr(recurrent, "COMPILED", None)
+        monkeypatch.setattr(fused_mlp, "COMPILED", None)
+    elif recurrent.COMPILED is None:
         pytest.skip("envfleet._scan is not built")
     return request.param
 
@@ -75,7 +75,7 @@ def test_recurrent_scan_equals_the_loop_in_torch(kind, cores, way):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(recurrent.NATIVE is None, reason="envfleet._scan is not built")
+@pytest.mark.skipif(recurrent.COMPILED is None, reason="envfleet._scan is not built")
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 10, 16])  # every remainder of the blocks that C works in
 @pytest.mark.parametrize("size", [5, 16, 24])
@@ -91,7 +91,7 @@ def test_compiled_scan_equals_numpy(kind, rows, size, monkeypatch):
         return [outputs.detach(), states, *gradients]
 
     compiled = run()
-    monkeypatch.setattr(recurrent, "NATIVE", None)
+    monkeypatch.setattr(recurrent, "COMPILED", None)
     for got, wanted in zip(compiled, run()):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
 
@@ -104,11 +104,11 @@ def test_scan_keeps_nan_and_refuses_what_does_not_fit(way):
     assert outputs.isnan().any(-1)[0].tolist() == [[False, False], [True, False], [True, False]]
     if way == "compiled":
         with pytest.raises(ValueError, match="array 0 has 1 bytes, not 6"):
-            recurrent.NATIVE.forward(3, 1, 3, 2, 2, 4, (np.zeros(1, bool),) + (np.zeros(1, np.float32),) * 10)
+            recurrent.COMPILED.forward(3, 1, 3, 2, 2, 4, (np.zeros(1, bool),) + (np.zeros(1, np.float32),) * 10)
         with pytest.raises(ValueError, match="contiguous float32"):
-            dense.NATIVE.bias_tanh(np.zeros((2, 3)), np.zeros(3))
+            fused_mlp.COMPILED.bias_tanh(np.zeros((2, 3)), np.zeros(3))
         with pytest.raises(ValueError, match="contiguous float32"):
-            dense.NATIVE.tanh_back(
+            fused_mlp.COMPILED.tanh_back(
                 *[np.zeros((2, 3), np.float32)] * 2, np.zeros((1, 3), np.float32), np.zeros(3, np.float32)
             )
 

@@ -12,13 +12,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envfleet.envs.catch import PixelCatch
-from envfleet.envs.names import SHORT_NAMES, resolve_env
-from envfleet.envs.novelocity import HideColumns, cartpole_no_velocity
+from envfleet.envs.hidden_velocity import HideColumns, cartpole_no_velocity
+from envfleet.envs.registry import SHORT_NAMES, resolve_env
 from envfleet.envs.tmaze import DOWN, LEFT, RIGHT, UP, TMaze
 from envfleet.errors import BadArgument
-from envfleet.train.live import Lines, Silent, choose_view, table
 from envfleet.train.loggers import TableLogger, read_rows
 from envfleet.train.report import write_report
+from envfleet.train.terminal import Lines, Silent, choose_view, table
 from envfleet.train.video import VideoError, fleet_for_video, write_video
 
 
@@ -26,7 +26,7 @@ from envfleet.train.video import VideoError, fleet_for_video, write_video
 @pytest.mark.parametrize("name", SHORT_NAMES)
 def test_shipped_environments_are_proper_ones(name):
     if SHORT_NAMES[name].startswith(("pettingzoo", "mpe2", "envfleet.envs.gridworld", "envfleet.envs.connect4_aec")):
-        pytest.skip("many agents: tests/agents has PettingZoo's own tests for it")
+        pytest.skip("many agents: tests/multiagent has PettingZoo's own tests for it")
     factory = resolve_env(name)
     if inspect.iscoroutinefunction(factory().step):
         pytest.skip("an async environment: Gymnasium's checker cannot await it, tests/remote has its own")
@@ -148,7 +148,7 @@ def test_video_files(tmp_path):
 
 
 def test_the_demonstration_tells_what_it_found(tmp_path, capsys):
-    from envfleet.train.demo import run_demo
+    from envfleet.cli.demo_run import run_demo
 
     found = run_demo(str(tmp_path), total_steps=1024)
     out = capsys.readouterr().out

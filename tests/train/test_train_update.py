@@ -7,9 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from envfleet.agents.networks import ActorCritic, NetworkConfig
-from envfleet.agents.policy import NotFinite
-from envfleet.rollout.segment import Segment
+from envfleet.networks.actor_critic import ActorCritic, NetworkConfig
+from envfleet.networks.network_policy import NotFinite
+from envfleet.rollout.segments.segment import Segment
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser, RunningMoments
 from envfleet.train.objective import Coefficients, FlatAdam, PpoLoss, UpdateSettings

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import envfleet as ef
-from envfleet.auto import Choice, Probe, cache_path, choose, measure_env
+from envfleet.autotune.auto import Choice, Probe, cache_path, choose, measure_env
+from envfleet.cli.tuning import grid, measure, tune
 from envfleet.envs.probe import Counting, Faulty, Waiting
-from envfleet.supervise.machine import Load, cgroup_quota
-from envfleet.tuning import grid, measure, tune
+from envfleet.util.machine import Load, cgroup_quota
 
 
 @pytest.fixture(autouse=True)

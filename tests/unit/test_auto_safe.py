@@ -15,12 +15,12 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import envfleet as ef
-from envfleet.auto import Probe, cache_path
+from envfleet.autotune.auto import Probe, cache_path
+from envfleet.autotune.probe_cache import KEPT_DAYS, key_of, remembered
+from envfleet.autotune.trust import may_run_here, trust_of
 from envfleet.envs.probe import Counting, Faulty
 from envfleet.envs.tmaze import TMaze
-from envfleet.recipe import Recipe, factories_for
-from envfleet.remembering import KEPT_DAYS, key_of, remembered
-from envfleet.trust import may_run_here, trust_of
+from envfleet.slots.factories import Recipe, factories_for
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_what_crashes_long_after_the_probe_does_not_end_the_caller(
     num_envs: int, on_fault: str, monkeypatch: Any
 ) -> None:
     calm = functools.partial(DiesLate)  # its probe must not draw the deadly action
-    monkeypatch.setattr("envfleet.auto._probe", lambda recipe: Probe(2e-6, 2e-6, 8))
+    monkeypatch.setattr("envfleet.autotune.auto._probe", lambda recipe: Probe(2e-6, 2e-6, 8))
     with ef.make(calm, num_envs, on_fault=on_fault) as fleet:
         fleet.reset(seed=0)
         fleet.step([0] * num_envs)
@@ -188,7 +188,7 @@ def test_a_probe_is_forgotten_after_a_while_and_on_another_machine(monkeypatch: 
     assert remembered(mine, now=entry["at"] + (KEPT_DAYS - 1) * day) is not None
     assert remembered(mine, now=entry["at"] + (KEPT_DAYS + 1) * day) is None
     assert remembered(mine, now=entry["at"] - day) is None  # a clock that was put back
-    monkeypatch.setattr("envfleet.remembering.usable_cpus", lambda: 77)
+    monkeypatch.setattr("envfleet.autotune.probe_cache.usable_cpus", lambda: 77)
     assert remembered(mine) is None
 
 

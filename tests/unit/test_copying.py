@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envfleet.copying import CannotCopy, difference, packed, try_packed
+from envfleet.backends.env_copy import CannotCopy, difference, packed, try_packed
 from envfleet.envs.catch import PixelCatch
 from envfleet.envs.connect4 import Connect4
 from envfleet.envs.tmaze import TMaze

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core_ways import WAYS
-from envfleet.conformance import Start
+from envfleet.testing.conformance import Start
 
 EVERY = pytest.mark.parametrize("way", WAYS)
 

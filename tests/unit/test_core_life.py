@@ -12,11 +12,11 @@ import pytest
 
 import envfleet as ef
 from core_ways import WAYS
-from envfleet.conformance import Start
 from envfleet.envs.probe import Counting, Waiting
 from envfleet.errors import EnvFailed, FaultError
-from envfleet.layout import FAULT
+from envfleet.slots.layout import FAULT
 from envfleet.testing import record
+from envfleet.testing.conformance import Start
 
 EVERY = pytest.mark.parametrize("way", WAYS)
 
@@ -172,7 +172,7 @@ class Slow(Counting):
 @EVERY
 @pytest.mark.parametrize("compiled", ["1", "0"])
 def test_every_row_tells_how_long_its_env_worked(way: str, compiled: str, monkeypatch: Any) -> None:
-    monkeypatch.setenv("ENVFLEET_NATIVE", compiled)
+    monkeypatch.setenv("ENVFLEET_COMPILED", compiled)
     with starter(way)([Slow, Counting], num_workers=2) as fleet:
         first = fleet.reset(seed=0)._field("step_ns")
         busy = fleet.slab.busy_ns.copy()

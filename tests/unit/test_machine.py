@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import envfleet as ef
-from envfleet import native
 from envfleet.envs.probe import Counting
-from envfleet.supervise.machine import CpuWatch, current_load
+from envfleet.slots import compiled_core
+from envfleet.util.machine import CpuWatch, current_load
 
 
 class FakeMachine:
@@ -52,7 +52,7 @@ class FakeMachine:
 @pytest.fixture
 def two_cpus(monkeypatch: Any) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr("envfleet.supervise.machine.usable_cpus", lambda: 2)
+    monkeypatch.setattr("envfleet.util.machine.usable_cpus", lambda: 2)
 
 
 def test_how_busy_the_machine_is_is_read_from_the_kernel(tmp_path: Path, two_cpus: None) -> None:
@@ -113,7 +113,9 @@ def test_where_nobody_tells_the_load_is_unknown(tmp_path: Path, two_cpus: None) 
 LOOP = "import os\nparent = os.getppid()\nprint(1, flush=True)\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
 
 
-@pytest.mark.skipif(native.load() is None or not hasattr(native.load(), "Exchange"), reason="no compiled doorbell")
+@pytest.mark.skipif(
+    compiled_core.load() is None or not hasattr(compiled_core.load(), "Exchange"), reason="no compiled doorbell"
+)
 def test_who_loses_its_core_while_spinning_stops_spinning() -> None:
     """Parent, worker and a stranger on one CPU: every yield is a lost time slice. Rows stay right."""
     allowed = os.sched_getaffinity(0)

@@ -4,9 +4,8 @@ import os
 import time
 
 import pytest
-
-from envfleet import measure
-from envfleet.measure import Slice, difference_ns, estimate, ratio, take_turns
+from bench import stats
+from bench.stats import Slice, difference_ns, estimate, ratio, take_turns
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="CPU shares are read from /proc")
 
@@ -35,7 +34,7 @@ def test_difference_is_in_cpu_time_per_step():
 
 def test_noisy_slices_are_repeated_up_to_a_bound(monkeypatch):
     shares = iter([0.5, 0.0, 0.5, 0.5, 0.5])
-    monkeypatch.setattr(measure, "measure_slice", lambda run, seconds: Slice(1, 1.0, 1.0, next(shares)))
+    monkeypatch.setattr(stats, "measure_slice", lambda run, seconds: Slice(1, 1.0, 1.0, next(shares)))
     found, thrown = take_turns({"a": lambda seconds: (1, seconds)}, rounds=2, seconds=0.1, max_repeats=3)
     assert thrown == 3
     assert [one.foreign for one in found["a"].values()] == [0.0, 0.5]
@@ -55,13 +54,13 @@ def test_a_contestant_that_raises_is_left_out():
 
 
 def test_cpu_of_the_tree_is_what_the_process_used():
-    pids = measure.descendants(os.getpid())
+    pids = stats.descendants(os.getpid())
     assert os.getpid() in pids
-    before, own = measure.tree_cpu_ns([os.getpid()]), time.process_time_ns()
+    before, own = stats.tree_cpu_ns([os.getpid()]), time.process_time_ns()
     while time.process_time_ns() - own < 20_000_000:
         pass
-    assert measure.tree_cpu_ns([os.getpid()]) - before >= 20_000_000
-    assert measure.tree_pss_bytes(os.getpid()) > 1_000_000
+    assert stats.tree_cpu_ns([os.getpid()]) - before >= 20_000_000
+    assert stats.tree_pss_bytes(os.getpid()) > 1_000_000
 
 
 def test_order_rotates():

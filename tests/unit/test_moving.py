@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from envfleet.auto import Probe, _moves_below
-from envfleet.backends import moving
-from envfleet.backends.moving import LOOK_S, QUIET_S, Mover
-from envfleet.supervise.machine import Load
+from envfleet.autotune.auto import Probe, _moves_below
+from envfleet.backends import slot_mover
+from envfleet.backends.slot_mover import LOOK_S, QUIET_S, Mover
+from envfleet.util.machine import Load
 
 
 class Machine:
@@ -130,12 +130,12 @@ def busy(tmp_path: Path, monkeypatch: Any) -> Machine:
     """Machine whose load fleets see; its clock is the real one."""
     machine = Machine(2.0)
     monkeypatch.setenv("ENVFLEET_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(moving, "CpuWatch", lambda: machine)
-    monkeypatch.setattr(moving, "LOOK_S", 0.02)
-    monkeypatch.setattr(moving, "CALM_LOOK_S", 0.02)
-    monkeypatch.setattr(moving, "QUIET_S", 0.1)
-    monkeypatch.setattr("envfleet.auto.current_load", lambda: None)
-    monkeypatch.setattr("envfleet.auto.usable_cpus", lambda: 2)
+    monkeypatch.setattr(slot_mover, "CpuWatch", lambda: machine)
+    monkeypatch.setattr(slot_mover, "LOOK_S", 0.02)
+    monkeypatch.setattr(slot_mover, "CALM_LOOK_S", 0.02)
+    monkeypatch.setattr(slot_mover, "QUIET_S", 0.1)
+    monkeypatch.setattr("envfleet.autotune.auto.current_load", lambda: None)
+    monkeypatch.setattr("envfleet.autotune.auto.usable_cpus", lambda: 2)
     monkeypatch.setattr("envfleet.backends.processes.usable_cpus", lambda: 2)
     return machine
 

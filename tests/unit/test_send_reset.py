@@ -6,9 +6,9 @@ import pytest
 
 import envfleet as ef
 from core_ways import WAYS
-from envfleet.backends.handle import WorkerHandle
+from envfleet.backends.worker_handle import WorkerHandle
 from envfleet.errors import BadArgument, SlotBusy
-from envfleet.supervise.memory import Pulse
+from envfleet.workers.shared_memory import Pulse
 
 
 class Told(gym.Env):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_PARTS = ("agents", "gymnasium", "pettingzoo", "plain", "sb3", "torchrl")
+_PARTS = ("agents", "classic", "flatten", "gymnasium", "sb3", "torchrl")
 
 
 def __getattr__(name: str) -> Any:

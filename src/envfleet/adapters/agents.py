@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envfleet.batch import Batch
+from envfleet.core.batch import Batch
+from envfleet.core.construct import make
+from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument
-from envfleet.fleet import Fleet
-from envfleet.groups import AgentGroup
-from envfleet.layout import gather, leaves_of
-from envfleet.making import make
+from envfleet.multiagent.groups import AgentGroup
+from envfleet.slots.layout import gather, leaves_of
 
 Array = np.ndarray[Any, Any]
 

@@ -8,10 +8,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envfleet.batch import decoded
+from envfleet.core.batch import decoded
+from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, ResetNeeded
-from envfleet.fleet import Fleet
-from envfleet.layout import gather, scalar_reader
+from envfleet.slots.layout import gather, scalar_reader
 
 
 def parse_autoreset_mode(mode: Any) -> AutoresetMode:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from envfleet.adapters.askable import Askable
-from envfleet.batch import Batch
+from envfleet.core.batch import Batch
+from envfleet.core.construct import make
+from envfleet.core.fleet import Fleet
 from envfleet.errors import BackendMissing, EnvFailed
-from envfleet.fleet import Fleet
-from envfleet.making import make
-from envfleet.rollout.tree import tree_map
+from envfleet.util.trees import tree_map
 
 try:
     from stable_baselines3.common.vec_env import VecEnv

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from envfleet.adapters.gymnasium import refuse_agents
+from envfleet.core.construct import make
+from envfleet.core.fleet import Fleet
 from envfleet.errors import BackendMissing, BadArgument
-from envfleet.fleet import Fleet
-from envfleet.making import make
-from envfleet.rollout.tree import tree_map
+from envfleet.util.trees import tree_map
 
 try:
     from tensordict import TensorDict, TensorDictBase

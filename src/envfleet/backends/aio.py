@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from envfleet import native
 from envfleet.backends.base import Loss
-from envfleet.backends.done import DoneList, drain
+from envfleet.backends.done_list import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.backends.pool import DaemonPool, outcome
-from envfleet.layout import Layout
-from envfleet.recipe import Recipe
-from envfleet.slab import Slab, Slots
-from envfleet.slot import Calls, SlotLife, end_if_forked
-from envfleet.supervise.faults import Failure
-from envfleet.supervise.memory import Pulse
-from envfleet.supervise.worker import drive_here
+from envfleet.faults.failure import Failure
+from envfleet.slots import compiled_core
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab, Slots
+from envfleet.slots.slot_life import Calls, SlotLife, end_if_forked
+from envfleet.util.daemon_pool import DaemonPool, outcome
+from envfleet.workers.shared_memory import Pulse
+from envfleet.workers.worker import drive_here
 
 
 class AioBackend(LocalBackend):
@@ -96,11 +96,11 @@ class AioBackend(LocalBackend):
     def attach(self, layout: Layout) -> Slab:
         """Rows on the heap; the compiled life, where there is one, makes the plain steps of async envs."""
         slab = super().attach(layout)
-        compiled = native.load()
+        compiled = compiled_core.load()
         if compiled is not None and not layout.agents and not layout.columns and not slab.has_mail:
             lives, self._known = dict(enumerate(self.lives)), list(self.lives)
             pulses = self.pulses[0].words.base  # of all slots
-            self._runner = native.make_runner(compiled, slab, lives, lambda slot, phase: None, pulses)
+            self._runner = compiled_core.make_runner(compiled, slab, lives, lambda slot, phase: None, pulses)
         return slab
 
     def _arm(self, life: SlotLife) -> None:

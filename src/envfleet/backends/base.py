@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.layout import Layout
-from envfleet.recipe import Recipe
-from envfleet.slab import Slab, Slots
-from envfleet.supervise.faults import Failure
-from envfleet.supervise.memory import Pulse
+from envfleet.faults.failure import Failure
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab, Slots
+from envfleet.workers.shared_memory import Pulse
 
 Turns = np.ndarray[Any, np.dtype[np.uint32]]
 

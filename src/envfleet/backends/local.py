@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import Backend, Loss, Turns
-from envfleet.layout import Layout
-from envfleet.recipe import Recipe
-from envfleet.results import describe
-from envfleet.slab import Slab
-from envfleet.slot import SlotLife
-from envfleet.supervise.faults import Failure
-from envfleet.supervise.worker import call_life
+from envfleet.faults.failure import Failure
+from envfleet.slots.env_contract import describe
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab
+from envfleet.slots.slot_life import SlotLife
+from envfleet.workers.worker import call_life
 
 Described = dict[str, Any] | Failure | Loss
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import cloudpickle
 
 from envfleet.backends.processes import ProcessBackend
-from envfleet.layout import Layout
-from envfleet.slab import Slab
-from envfleet.supervise.channel import ParentChannel
-from envfleet.supervise.memory import Pulse
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab
+from envfleet.workers.channel import ParentChannel
+from envfleet.workers.shared_memory import Pulse
 
 
 class PipeBackend(ProcessBackend):

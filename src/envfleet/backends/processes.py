@@ -22,18 +22,18 @@ import cloudpickle
 import numpy as np
 
 from envfleet.backends.base import Backend, Loss, spread
-from envfleet.backends.handle import WorkerHandle
+from envfleet.backends.worker_handle import WorkerHandle
 from envfleet.errors import KeeperLost
-from envfleet.layout import Layout
-from envfleet.recipe import Recipe
-from envfleet.slab import Slab, Slots
-from envfleet.supervise.channel import Channel, Closed, ParentChannel, pair
-from envfleet.supervise.faults import Failure, load_value
-from envfleet.supervise.keeper import checked_pid
-from envfleet.supervise.launcher import Keeper, check_start_method, working_folder
-from envfleet.supervise.machine import usable_cpus
-from envfleet.supervise.memory import Pulse, Segment
-from envfleet.supervise.worker import DONE_HEAD, DOWN, STACK_SIGNAL, UP
+from envfleet.faults.failure import Failure, load_value
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab, Slots
+from envfleet.util.machine import usable_cpus
+from envfleet.workers.channel import Channel, Closed, ParentChannel, pair
+from envfleet.workers.keeper import checked_pid
+from envfleet.workers.launcher import Keeper, check_start_method, working_folder
+from envfleet.workers.shared_memory import Pulse, Segment
+from envfleet.workers.worker import DONE_HEAD, DOWN, STACK_SIGNAL, UP
 
 #: How often a frame may be interrupted in being taken in before its worker is given up.
 _MAX_ATTEMPTS = 20

@@ -16,12 +16,12 @@ import numpy as np
 
 from envfleet.backends.base import Loss, spread
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.layout import REBUILD, RESET
-from envfleet.recipe import Recipe
-from envfleet.slab import Slots
-from envfleet.slot import drive
-from envfleet.supervise.faults import Failure
-from envfleet.supervise.memory import _PHASE_NUMBERS, Pulse
+from envfleet.faults.failure import Failure
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import REBUILD, RESET
+from envfleet.slots.slab import Slots
+from envfleet.slots.slot_life import drive
+from envfleet.workers.shared_memory import _PHASE_NUMBERS, Pulse
 
 
 @dataclasses.dataclass(frozen=True)

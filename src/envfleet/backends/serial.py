@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from envfleet import native
 from envfleet.backends.base import Loss
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.layout import Layout
-from envfleet.recipe import Recipe
-from envfleet.slab import Slab, Slots
-from envfleet.slot import drive
-from envfleet.supervise.faults import Failure
+from envfleet.faults.failure import Failure
+from envfleet.slots import compiled_core
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab, Slots
+from envfleet.slots.slot_life import drive
 
 
 class SerialBackend(LocalBackend):
@@ -41,10 +41,10 @@ class SerialBackend(LocalBackend):
     def attach(self, layout: Layout) -> Slab:
         """Rows on the heap, driven by the compiled life where there is one."""
         slab = super().attach(layout)
-        compiled = native.load()
+        compiled = compiled_core.load()
         if compiled is not None:
             lives = dict(enumerate(self.lives))
-            self._runner = native.make_runner(compiled, slab, lives, _nobody_watches, interruptible=True)
+            self._runner = compiled_core.make_runner(compiled, slab, lives, _nobody_watches, interruptible=True)
             self._runner.set_board((self.given, self.done, self.info, self.final_info, self._sided))
         return slab
 

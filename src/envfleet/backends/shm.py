@@ -19,22 +19,22 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from envfleet import native
 from envfleet.backends.base import Loss
-from envfleet.backends.handle import WorkerHandle
+from envfleet.backends.env_copy import try_packed
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.backends.moving import Mover
 from envfleet.backends.processes import ProcessBackend
-from envfleet.copying import try_packed
-from envfleet.layout import ALIGN, Layout
-from envfleet.recipe import Recipe
-from envfleet.slab import Slab, Slots
-from envfleet.slot import SlotLife, drive
-from envfleet.supervise.channel import ParentChannel
-from envfleet.supervise.faults import Failure, load_value
-from envfleet.supervise.machine import cpu_time_of, usable_cpus
-from envfleet.supervise.memory import Segment, SharedMap
-from envfleet.supervise.worker import call_life
+from envfleet.backends.slot_mover import Mover
+from envfleet.backends.worker_handle import WorkerHandle
+from envfleet.faults.failure import Failure, load_value
+from envfleet.slots import compiled_core
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import ALIGN, Layout
+from envfleet.slots.slab import Slab, Slots
+from envfleet.slots.slot_life import SlotLife, drive
+from envfleet.util.machine import cpu_time_of, usable_cpus
+from envfleet.workers.channel import ParentChannel
+from envfleet.workers.shared_memory import Segment, SharedMap
+from envfleet.workers.worker import call_life
 
 
 class ShmBackend(ProcessBackend):
@@ -52,7 +52,7 @@ class ShmBackend(ProcessBackend):
         mover: Mover | None = None,
     ) -> None:
         super().__init__(num_workers, start_method)
-        self._compiled = native.load()
+        self._compiled = compiled_core.load()
         if self._compiled is not None and not hasattr(self._compiled, "Exchange"):
             self._compiled = None  # built on a system without futexes
         self._isolate = isolate or self._compiled is None
@@ -112,7 +112,7 @@ class ShmBackend(ProcessBackend):
             self._map = dataclasses.replace(
                 self._map,
                 exchange_bytes=exchange_bytes,
-                arena_bytes=native.ARENA_BYTES,
+                arena_bytes=compiled_core.ARENA_BYTES,
                 spin_s=self._spin_s,
                 spare=self.spare,
             )
@@ -124,7 +124,7 @@ class ShmBackend(ProcessBackend):
         for life in self._lives.values():
             life.attach(slab)
         if self._lives:
-            self._all_lives_runner = native.make_runner(
+            self._all_lives_runner = compiled_core.make_runner(
                 self._compiled, slab, self._lives, _unwatched, None, self._arena, True
             )
             self._runner = None if self.spare else self._all_lives_runner

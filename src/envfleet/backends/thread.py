@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from envfleet import native
 from envfleet.backends.base import Loss, spread
-from envfleet.backends.done import DoneList, drain
+from envfleet.backends.done_list import DoneList, drain
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.layout import Layout
-from envfleet.recipe import Recipe
-from envfleet.slab import Slab, Slots
-from envfleet.slot import SlotLife
-from envfleet.supervise.faults import Failure
-from envfleet.supervise.memory import Pulse
-from envfleet.supervise.worker import drive_here
+from envfleet.faults.failure import Failure
+from envfleet.slots import compiled_core
+from envfleet.slots.factories import Recipe
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab, Slots
+from envfleet.slots.slot_life import SlotLife
+from envfleet.workers.shared_memory import Pulse
+from envfleet.workers.worker import drive_here
 
 #: To a thread that waits for jobs: there are rings now.
 _LOOK = object()
@@ -90,7 +90,7 @@ class ThreadBackend(LocalBackend):
     def attach(self, layout: Layout) -> Slab:
         """Rows on the heap; each thread drives its slots by a compiled runner of its own, where there is one."""
         slab = super().attach(layout)
-        compiled = native.load()
+        compiled = compiled_core.load()
         if compiled is None:
             return slab
         for worker in self._workers:
@@ -112,7 +112,7 @@ class ThreadBackend(LocalBackend):
     def _make_runner(self, worker: _Worker) -> None:
         lives = {slot: self.lives[slot] for slot in np.flatnonzero(self.worker_of == worker.index).tolist()}
         words = worker.pulse.words
-        worker.runner = native.make_runner(native.load(), self.slab, lives, worker.pulse.enter, words)
+        worker.runner = compiled_core.make_runner(compiled_core.load(), self.slab, lives, worker.pulse.enter, words)
 
     def _post(self, worker: _Worker, job: Any) -> None:
         worker.jobs.put(job)
@@ -244,7 +244,7 @@ class ThreadBackend(LocalBackend):
         if stuck.runner is not None:
             self._make_runner(stuck)
         if stuck.exchange is not None:
-            old, stuck.exchange = stuck.exchange, self._open(native.load(), worker)
+            old, stuck.exchange = stuck.exchange, self._open(compiled_core.load(), worker)
             stuck.exchange.take_over(old)
         self._launch(stuck)
         return stack

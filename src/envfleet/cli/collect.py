@@ -52,8 +52,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Collect what is missing; 1 when some episodes failed for good."""
-    from envfleet.rollout.errors import DatasetFull
-    from envfleet.rollout.parquet import DatasetWriter
+    from envfleet.rollout.datasets.parquet import DatasetWriter
+    from envfleet.rollout.rollout_errors import DatasetFull
 
     if args.episodes < 1 or args.num_envs < 1:
         raise BadArgument("--episodes and --num-envs must be at least 1")
@@ -104,9 +104,9 @@ class _Counted:
 
 
 def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
-    from envfleet.backends.remote import count_sessions, is_remote
     from envfleet.cli.serve import read_token
-    from envfleet.making import make
+    from envfleet.core.construct import make
+    from envfleet.remote.remote_backend import count_sessions, is_remote
     from envfleet.rollout.collector import Collector
 
     workers: dict[str, Any] = {} if args.workers is None else {"num_workers": args.workers}
@@ -151,14 +151,14 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
 
 def _env(name: str) -> Any:
     """Addresses of servers, an environment of ours by its short name, or a Gymnasium id."""
-    from envfleet.backends.remote import is_remote
+    from envfleet.remote.remote_backend import is_remote
 
     urls = name.split(",")
     if is_remote(urls):
         return urls
-    if importlib.util.find_spec("envfleet.envs.names") is None:
+    if importlib.util.find_spec("envfleet.envs.registry") is None:
         return name
-    return importlib.import_module("envfleet.envs.names").resolve_env(name)
+    return importlib.import_module("envfleet.envs.registry").resolve_env(name)
 
 
 def _policy(args: argparse.Namespace, fleet: Any) -> Any:
@@ -196,14 +196,14 @@ def _echo(fleet: Any) -> Any:
 
 
 def _has_minari(directory: Path) -> bool:
-    from envfleet.rollout.minari_format import find_minari
+    from envfleet.rollout.datasets.minari_format import find_minari
 
     return directory.is_dir() and find_minari(directory) is not None
 
 
 def _to_minari(args: argparse.Namespace, parts: Path, spaces: tuple[Any, Any]) -> None:
-    from envfleet.rollout.episode import Rollouts
-    from envfleet.rollout.minari_format import save_minari
+    from envfleet.rollout.datasets.minari_format import save_minari
+    from envfleet.rollout.episodes.episode import Rollouts
 
     name = "".join(char if char.isalnum() or char in "_-" else "-" for char in args.env.split(":")[-1])
     making = args.out / "_minari"

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     if importlib.util.find_spec("torch") is None:
         raise BackendMissing("PyTorch", extra="train")
-    from envfleet.train.demo import run_demo
+    from envfleet.cli.demo_run import run_demo
 
     return 0 if run_demo(args.out)["solved"] else 1
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import envfleet
-from envfleet.supervise.machine import cgroup_quota, usable_cpus
+from envfleet.util.machine import cgroup_quota, usable_cpus
 
 #: Which packages each extra brings that the core does not need. A test compares the names with pyproject.toml.
 EXTRAS = {
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> dict[str, Any]:
     """Everything the doctor knows, as plain values."""
     machine = look_at_machine()
-    native = native_core()
+    compiled = compiled_core()
     trials = {method: try_start_method(method) for method in ("forkserver", "spawn", "fork")}
     return {
         "envfleet": envfleet.__version__,
@@ -86,9 +86,9 @@ def examine() -> dict[str, Any]:
         "core": {name: _version(name) for name in ("numpy", "gymnasium", "cloudpickle", "threadpoolctl")},
         "machine": dataclasses.asdict(machine),
         "start_methods": trials,
-        "native_core": native,
+        "compiled_core": compiled,
         "extras": {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()},
-        "suspicious": suspicious(machine, native["present"]) + [f"{m}: {t['error']}" for m, t in trials.items() if not t["ok"]],
+        "suspicious": suspicious(machine, compiled["present"]) + [f"{m}: {t['error']}" for m, t in trials.items() if not t["ok"]],
     }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def look_at_machine() -> Machine:
     )  # fmt: skip
 
 
-def suspicious(machine: Machine, native: bool = True) -> list[str]:
+def suspicious(machine: Machine, compiled: bool = True) -> list[str]:
     """Settings that usually cost time or end a run, one sentence each.
 
     Example:
@@ -143,9 +143,9 @@ def suspicious(machine: Machine, native: bool = True) -> list[str]:
             f"the cgroup grants {machine.cgroup_memory_bytes // _MIB} MiB of memory: a worker needs some 60 MiB before its "
             "environments, and the kernel kills what goes over"
         )
-    if not native and machine.compiler is None:
+    if not compiled and machine.compiler is None:
         found.append(
-            "no native core and no C compiler: everything works; install a compiler and reinstall for the fast core"
+            "no compiled core and no C compiler: everything works; install a compiler and reinstall for the fast core"
         )
     return found
 
@@ -166,12 +166,12 @@ def try_start_method(method: str) -> dict[str, Any]:
     return {"ok": error is None, "seconds": round(time.perf_counter() - before, 3), "error": error}
 
 
-def native_core() -> dict[str, Any]:
+def compiled_core() -> dict[str, Any]:
     """Whether the compiled core is here and used, and if not, why."""
-    from envfleet import native
+    from envfleet.slots import compiled_core
 
-    present = native.load() is not None
-    return {"present": present, "why": None if present else native.status()}
+    present = compiled_core.load() is not None
+    return {"present": present, "why": None if present else compiled_core.status()}
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -188,8 +188,8 @@ def print_report(report: Mapping[str, Any]) -> None:
     for method, trial in report["start_methods"].items():
         works = f"works, {trial['seconds']:.2f} s to start, step and close"
         print(f"{method:<14} {works if trial['ok'] else trial['error']}")
-    native = report["native_core"]
-    print(f"native core    {'present' if native['present'] else native['why']}")
+    compiled = report["compiled_core"]
+    print(f"compiled core    {'present' if compiled['present'] else compiled['why']}")
     for extra, packages in report["extras"].items():
         missing = [name for name, version in packages.items() if version is None]
         have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)

@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Evaluate; return the exit code."""
     from envfleet.train.agent import load_agent
-    from envfleet.train.tables import TeamEvaluation
+    from envfleet.train.team_evaluate import TeamEvaluation
 
     try:
         if args.episodes < 1:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.errors import BackendMissing
-from envfleet.rollout.jsonable import to_jsonable
+from envfleet.util.jsonable import to_jsonable
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -33,8 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Read episode by episode, print, draw."""
-    from envfleet.rollout.datasets import iter_rollouts
-    from envfleet.rollout.parquet import read_run
+    from envfleet.rollout.datasets.open_dataset import iter_rollouts
+    from envfleet.rollout.datasets.parquet import read_run
     from envfleet.rollout.stats import StatsBuilder
 
     builder = StatsBuilder()
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shapes(rollout: Any) -> dict[str, str]:
-    from envfleet.rollout.tree import tree_leaves
+    from envfleet.util.trees import tree_leaves
 
     arrays = rollout.arrays()
     leaves = [leaf for name in ("observations", "actions") for leaf in tree_leaves(arrays[name], name)]

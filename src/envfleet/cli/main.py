@@ -23,7 +23,7 @@ from typing import Any
 
 import envfleet
 from envfleet.errors import FaultError, FleetError
-from envfleet.files import NO_ROOM, DamagedWarning, UncheckedWarning, WriteFailed
+from envfleet.util.files import NO_ROOM, DamagedWarning, UncheckedWarning, WriteFailed
 
 #: name -> (module, help line)
 COMMANDS = {

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from envfleet.cli.tuning import Point
 from envfleet.errors import BackendMissing, BadArgument
-from envfleet.tuning import Point
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, draw; 1 when no setting could be run."""
     from envfleet.cli.collect import _env
-    from envfleet.tuning import measure
+    from envfleet.cli.tuning import measure
 
     try:
         workers = sorted({int(word) for word in args.workers.split(",")})

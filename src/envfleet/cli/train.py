@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from envfleet.errors import BadArgument, FleetError
-from envfleet.files import WriteFailed
+from envfleet.util.files import WriteFailed
 
 _EXIT_STOPPED = 130
 EXIT_NOT_WRITTEN = 3
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     try:
         config = config_from(args)
-        from envfleet.train.live import choose_view
-        from envfleet.train.loop import PPOTrainer
+        from envfleet.train.terminal import choose_view
+        from envfleet.train.trainer import PPOTrainer
 
         with PPOTrainer(config, view=choose_view(args.quiet)) as trainer, stop_on_signals(trainer.stop):
             result = trainer.train()

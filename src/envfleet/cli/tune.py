@@ -30,8 +30,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, plot."""
-    from envfleet.making import make
-    from envfleet.tuning import Point, tune
+    from envfleet.cli.tuning import Point, tune
+    from envfleet.core.construct import make
 
     try:
         counts = [int(word) for word in args.num_envs.split(",")]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.remote.local import LocalEnvClient
+from envfleet.remote.local_client import LocalEnvClient
 
 ROWS, COLUMNS = 6, 7
 Board = npt.NDArray[np.int8]  # [row from the top, column]: 1 the agent's, -1 the opponent's, 0 empty

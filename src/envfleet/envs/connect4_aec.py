@@ -9,7 +9,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from envfleet.envs.connect4 import COLUMNS, ROWS, Board, drop, wins
-from envfleet.envs.names import missing_multiagent
+from envfleet.envs.registry import missing_multiagent
 from envfleet.errors import BadArgument
 
 try:

@@ -12,7 +12,7 @@ import gymnasium
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.remote.local import LocalEnvClient
+from envfleet.remote.local_client import LocalEnvClient
 
 _CHARSET = string.ascii_letters + string.digits + string.punctuation + " "
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 
 from envfleet.envs.gridmodel import MOVES, GridModel, Reward
-from envfleet.envs.names import missing_multiagent
+from envfleet.envs.registry import missing_multiagent
 from envfleet.errors import BadArgument
 
 try:

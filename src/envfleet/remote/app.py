@@ -7,12 +7,12 @@ import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from envfleet.remote import exact
-from envfleet.remote.gate import Gate
-from envfleet.remote.host import FleetHost
-from envfleet.remote.idle import IdleLimits, Sessions
+from envfleet.remote import exact_protocol
+from envfleet.remote.idle_sessions import IdleLimits, Sessions
+from envfleet.remote.request_gate import Gate
 from envfleet.remote.server_config import ServerConfig
 from envfleet.remote.session import Frame, Over, Session, error_frame
+from envfleet.remote.session_host import FleetHost
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -80,7 +80,7 @@ class App:
         if turned_away is not None:
             await _turn_away(scope, send, *turned_away)
             return
-        protocol = next((name for name in exact.SUBPROTOCOLS if name in scope.get("subprotocols", ())), None)
+        protocol = next((name for name in exact_protocol.SUBPROTOCOLS if name in scope.get("subprotocols", ())), None)
         seat = self.host.take()
         if seat is None:
             seat = await self._seat_of_idle()

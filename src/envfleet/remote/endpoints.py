@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing, FaultError
-from envfleet.remote.depth import TooDeep, check_depth
-from envfleet.remote.gate import refused_body
-from envfleet.remote.members import BadAction
+from envfleet.remote.json_depth import TooDeep, check_depth
+from envfleet.remote.request_gate import refused_body
 from envfleet.remote.session import reset_arguments, result_data
+from envfleet.remote.space_members import BadAction
 
 if TYPE_CHECKING:
     from envfleet.remote.app import App

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BadArgument
-from envfleet.remote.depth import check_depth
-from envfleet.remote.errors import ConnectFailed, Unauthorized
+from envfleet.remote.json_depth import check_depth
+from envfleet.remote.remote_errors import ConnectFailed, Unauthorized
 from envfleet.remote.wire import Endpoint
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing
-from envfleet.remote import exact, wire
-from envfleet.remote.errors import CapacityReached, Closed, ConnectFailed, Unauthorized, Unsolicited
-from envfleet.remote.exact import BadFrame, Message
+from envfleet.remote import exact_protocol, wire
+from envfleet.remote.exact_protocol import BadFrame, Message
 from envfleet.remote.frames import BINARY, TEXT, client_frame, missing_after, whole_payload
+from envfleet.remote.remote_errors import CapacityReached, Closed, ConnectFailed, Unauthorized, Unsolicited
 
 if TYPE_CHECKING:
-    from envfleet.remote.config import ClientConfig
+    from envfleet.remote.client_config import ClientConfig
 
 try:
     from websockets.asyncio.client import ClientConnection, connect
@@ -56,7 +56,7 @@ class Link(ClientConnection):  # type: ignore[misc]
     @property
     def is_exact(self) -> bool:
         """Both ends are ours: requests are numbered, and values arrive as they were sent."""
-        return self.subprotocol in exact.SUBPROTOCOLS
+        return self.subprotocol in exact_protocol.SUBPROTOCOLS
 
     @property
     def is_clean(self) -> bool:
@@ -67,7 +67,7 @@ class Link(ClientConnection):  # type: ignore[misc]
         """The next request as it is to be sent; raises NoWireForm, and then nothing has happened."""
         if not self.is_exact:
             return wire.encode_request(kind, data)
-        return exact.encode(kind, self._number + 1, data, binary=self.subprotocol == exact.BINARY)
+        return exact_protocol.encode(kind, self._number + 1, data, binary=self.subprotocol == exact_protocol.BINARY)
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: a whole data frame is taken at once, everything else goes to the library."""
@@ -133,7 +133,7 @@ class Link(ClientConnection):  # type: ignore[misc]
     def _read(self, raw: bytes) -> Message | Exception:
         try:
             frame: str | bytes = raw.decode() if self._is_text else raw
-            return exact.decode(frame) if self.is_exact else Message(*wire.decode(frame), mark=hash(raw))
+            return exact_protocol.decode(frame) if self.is_exact else Message(*wire.decode(frame), mark=hash(raw))
         except UnicodeDecodeError:
             return BadFrame("text that is not UTF-8")
         except BadFrame as error:
@@ -227,7 +227,7 @@ async def open_link(endpoint: wire.Endpoint, config: ClientConfig) -> Link:
         link = await _Connect(
             endpoint.ws,
             additional_headers=dict(endpoint.headers),
-            subprotocols=[exact.BINARY if config.binary else exact.TEXT],
+            subprotocols=[exact_protocol.BINARY if config.binary else exact_protocol.TEXT],
             compression="deflate" if config.compression else None,
             open_timeout=config.connect_timeout_s,
             ping_interval=config.ping_interval_s,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from envfleet.envs.names import resolve_env
-from envfleet.recipe import factories_for
+from envfleet.envs.registry import resolve_env
+from envfleet.slots.factories import factories_for
 
 
 def environment_factory(env: Any, kwargs: Mapping[str, Any] | None = None) -> tuple[Callable[[], Any], str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from envfleet.errors import BackendMissing, BadArgument, FleetError
 from envfleet.remote.app import App
-from envfleet.remote.codec import Dialect
-from envfleet.remote.host import FleetHost
 from envfleet.remote.named import environment_factory
 from envfleet.remote.server_config import ServerConfig
+from envfleet.remote.session_host import FleetHost
+from envfleet.remote.space_codec import Dialect
 
 __all__ = ["App", "Server", "ServerConfig", "serve"]
 
@@ -172,12 +172,12 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         raise BackendMissing("uvicorn", extra="remote") from missing
     protocol: Any = "auto"
     try:
-        from envfleet.remote.lean import LeanWebSocket
+        from envfleet.remote.uvicorn_fast import LeanWebSocket
 
         protocol = LeanWebSocket
     except ImportError:
         pass  # an uvicorn that has its protocol elsewhere: its own choice serves as well, at more CPU a step
-    from envfleet.remote.patience import Patience, PatientProtocol
+    from envfleet.remote.uvicorn_timeouts import Patience, PatientProtocol
 
     patience = Patience(config.request_timeout_s)
     settings = uvicorn.Config(

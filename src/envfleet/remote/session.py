@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from envfleet.errors import FaultError, FleetError
-from envfleet.remote import exact, wire
-from envfleet.remote.codec import Dialect, to_binary, to_json, to_lists
-from envfleet.remote.exact import BadFrame, Message, NoWireForm
-from envfleet.remote.host import FleetHost, Row
-from envfleet.remote.members import BadAction
-from envfleet.remote.seats import SEAT
+from envfleet.remote import exact_protocol, wire
+from envfleet.remote.exact_protocol import BadFrame, Message, NoWireForm
+from envfleet.remote.session_env import SEAT
+from envfleet.remote.session_host import FleetHost, Row
+from envfleet.remote.space_codec import Dialect, to_binary, to_json, to_lists
+from envfleet.remote.space_members import BadAction
 
 MAX_BAD = 100  # bad messages in a row before a session is ended: nobody is served by going on
 
@@ -36,13 +36,13 @@ class Unsendable(Exception):
 def error_frame(code: str, message: str, *, number: int | None = None, **details: Any) -> Frame:
     """An error as the protocol spells it; `number` is that of the request, between our own ends."""
     data = {"message": message, "code": code, **details}
-    return wire.encode("error", data) if number is None else exact.encode("error", number, data)
+    return wire.encode("error", data) if number is None else exact_protocol.encode("error", number, data)
 
 
 class Session:
     """A seat and the episode on it. `answer(frame)` gives the reply to a message; raises Over at the end.
 
-    `protocol` is the subprotocol the client and this server agreed on: one of `exact.SUBPROTOCOLS`, or None for OpenEnv.
+    `protocol` is the subprotocol the client and this server agreed on: one of `exact_protocol.SUBPROTOCOLS`, or None for OpenEnv.
     """
 
     def __init__(self, host: FleetHost, seat: int, protocol: str | None = None) -> None:
@@ -69,7 +69,7 @@ class Session:
     async def answer(self, frame: Frame) -> Frame | None:
         """The reply to one message; None to a request that came a second time."""
         try:
-            message = exact.decode(frame) if self._protocol else Message(*wire.decode(frame))
+            message = exact_protocol.decode(frame) if self._protocol else Message(*wire.decode(frame))
             if not self._is_next(message):
                 return None
         except BadFrame as error:
@@ -130,7 +130,7 @@ class Session:
 
     async def _state(self, data: Any) -> Frame:
         state = {"episode_id": self._episode_id, "step_count": self._steps}
-        return exact.encode("state", self._number, state) if self._protocol else wire.encode("state", state)
+        return exact_protocol.encode("state", self._number, state) if self._protocol else wire.encode("state", state)
 
     async def _reset(self, data: Any) -> Frame:
         seed, episode_id, options = reset_arguments(data)
@@ -160,7 +160,7 @@ class Session:
             raise Unsendable(why) from None
 
     def _exact_observation(self, row: Row, reward: float | None) -> Frame:
-        binary = self._protocol == exact.BINARY
+        binary = self._protocol == exact_protocol.BINARY
         data = {
             "observation": self._dialect.observation(row.obs, row.info, to_binary if binary else to_lists),
             "reward": reward,
@@ -169,10 +169,10 @@ class Session:
             "info": row.info,
         }
         try:
-            return exact.encode("observation", self._number, data, binary=binary)
+            return exact_protocol.encode("observation", self._number, data, binary=binary)
         except NoWireForm:
-            data["info"] = exact.sendable(row.info)
-            return exact.encode("observation", self._number, data, binary=binary)
+            data["info"] = exact_protocol.sendable(row.info)
+            return exact_protocol.encode("observation", self._number, data, binary=binary)
 
 
 def reset_arguments(data: Any) -> tuple[int | None, str | None, dict[str, Any]]:

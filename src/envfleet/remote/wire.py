@@ -1,7 +1,7 @@
 """The OpenEnv wire, once: addresses, frames, answers. No input or output happens here.
 
 A frame is JSON text, `{"type": …, "data": …}`. What two ends of ours say to each other instead is in
-`envfleet.remote.exact`. Nothing that arrives is ever unpickled.
+`envfleet.remote.exact_protocol`. Nothing that arrives is ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from envfleet.errors import BadArgument
 from envfleet.remote import quickjson
-from envfleet.remote.codec import jsonable
-from envfleet.remote.depth import check_depth
-from envfleet.remote.exact import BadFrame, NoWireForm
+from envfleet.remote.exact_protocol import BadFrame, NoWireForm
+from envfleet.remote.json_depth import check_depth
 from envfleet.remote.result import Fields, StepResult
+from envfleet.remote.space_codec import jsonable
 
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 

@@ -9,8 +9,8 @@ import gymnasium
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.remote import errors, views
-from envfleet.remote.official import as_client
+from envfleet.remote import remote_errors, space_views
+from envfleet.remote.official_clients import as_client
 from envfleet.remote.result import StepResult
 
 ObservationMode = Literal["text", "raw_text", "json", "vector"]
@@ -76,8 +76,8 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         self._max_steps, self._on_interrupt, self._null_reward = max_steps, on_interrupt, null_reward
         try:
             self._schema = schema if schema is not None else _schema_of(self.client)
-            self._observe = views.observation_view(observation_mode, self._schema, text_length)
-            self._act = views.action_view(action_mode, self._schema, actions, text_length)
+            self._observe = space_views.observation_view(observation_mode, self._schema, text_length)
+            self._act = space_views.action_view(action_mode, self._schema, actions, text_length)
         except BaseException:
             self.client.close()
             raise
@@ -101,7 +101,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         """Act on the server."""
         try:
             result = self.client.step(self._act.payload(action))
-        except errors.SessionInterrupted as error:
+        except remote_errors.SessionInterrupted as error:
             if self._on_interrupt == "raise" or self._last is None:
                 raise
             return self._last, 0.0, False, True, {"interrupted": error.reason, "text": self._text}
@@ -124,12 +124,14 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
 
     def _see(self, result: StepResult) -> tuple[Any, dict[str, Any]]:
         try:
-            text = views.text_of(result.observation)
+            text = space_views.text_of(result.observation)
             self._last = self._observe.value(result.observation, text, result.ends is not None)
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             why = f"an observation that does not fit the schema: {str(error)[:300]}"
             refuse = getattr(self.client, "refuse", None)
-            raise (refuse(why) if refuse else errors.ProtocolBroken("the environment", why, self._steps)) from None
+            raise (
+                refuse(why) if refuse else remote_errors.ProtocolBroken("the environment", why, self._steps)
+            ) from None
         self._text = text
         return self._last, {**result.metadata, "text": self._text}
 
@@ -146,7 +148,7 @@ def _schema_of(client: Any) -> Mapping[str, Any]:
     inner = getattr(inner, "async_client", inner)
     url = getattr(inner, "base_url", None) or getattr(inner, "_ws_url", None)
     if isinstance(url, str):
-        from envfleet.remote.sync import HttpEnvClient
+        from envfleet.remote.sync_client import HttpEnvClient
 
         with HttpEnvClient(url) as ours:
             found = ours.schema()

@@ -6,19 +6,19 @@ import itertools
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
+from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, FleetError
-from envfleet.fleet import Fleet
-from envfleet.rollout.agents import segment_run
-from envfleet.rollout.clock import Clock, Verdict
 from envfleet.rollout.engine import Engine, Mode
-from envfleet.rollout.episode import Rollout, Rollouts
-from envfleet.rollout.episodes import EpisodeRun
+from envfleet.rollout.episodes.collect_episodes import EpisodeRun
+from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.progress import with_progress
-from envfleet.rollout.segment import Segment
-from envfleet.rollout.segments import SegmentRun
+from envfleet.rollout.segments.agent_segment import segment_run
+from envfleet.rollout.segments.collect_segments import SegmentRun
+from envfleet.rollout.segments.segment import Segment
 from envfleet.rollout.stats import Stats, StatsBuilder, Stopwatch
 from envfleet.rollout.tickets import TicketOffice, numbers_for, task_source
+from envfleet.rollout.timing import Clock, Verdict
 
 
 class Collector:

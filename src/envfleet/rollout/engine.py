@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.batch import Batch
+from envfleet.core.batch import Batch
+from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, FleetError
-from envfleet.fleet import Fleet
-from envfleet.rollout.asking import Answer, Ask, RandomPolicy, read_answer
-from envfleet.rollout.clock import Clock
-from envfleet.rollout.errors import AgentFailed, RolloutFailed
-from envfleet.rollout.tree import Tree, tree_map
+from envfleet.rollout.policy_protocol import Answer, Ask, RandomPolicy, read_answer
+from envfleet.rollout.rollout_errors import AgentFailed, RolloutFailed
+from envfleet.rollout.timing import Clock
+from envfleet.util.trees import Tree, tree_map
 
 Ints = npt.NDArray[np.int64]
 Mode = Literal["sync", "async", "overlap"]

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 
-from envfleet.rollout.errors import LedgerWarning
+from envfleet.rollout.rollout_errors import LedgerWarning
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from envfleet.rollout.episode import Rollout
+from envfleet.rollout.episodes.episode import Rollout
 
 
 def with_progress(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | None) -> Iterator[Rollout]:

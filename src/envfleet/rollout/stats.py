@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from envfleet.rollout.episode import Rollout
+    from envfleet.rollout.episodes.episode import Rollout
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PERCENTILES = (50, 90, 95, 99)
@@ -87,7 +87,7 @@ class Stats:
     """What a set of episodes amounts to. Means are over the successful ones; failures are counted apart.
 
     Example:
-        >>> from envfleet.rollout.episode import Rollout
+        >>> from envfleet.rollout.episodes.episode import Rollout
         >>> easy, hard = Rollout(env_name="easy", rewards=[1.0, 2.0]), Rollout(env_name="hard", rewards=[0.0])
         >>> stats = Stats.of([easy, hard])
         >>> stats.mean_return, stats.total_steps, stats.env_breakdown
@@ -187,7 +187,7 @@ class StatsBuilder:
     """Statistics of a stream: sixteen bytes an episode stay, the records can go.
 
     Example:
-        >>> from envfleet.rollout.episode import Rollout
+        >>> from envfleet.rollout.episodes.episode import Rollout
         >>> builder = StatsBuilder()
         >>> builder.add(Rollout(rewards=[1.0] * 3))
         >>> builder.stats().mean_length

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.errors import BadArgument
-from envfleet.seeding import episode_seed
+from envfleet.util.seeding import episode_seed
 
 TaskSource = Callable[[int], Any]
 

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 _WHERE = {
     "PPOConfig": "config",
-    "PPOTrainer": "loop",
+    "PPOTrainer": "trainer",
     "TrainResult": "records",
     "UpdateResult": "records",
     "Evaluation": "evaluate",
     "Agent": "agent",
     "load_agent": "agent",
     "TeamAgent": "team_agent",
-    "TeamEvaluation": "tables",
+    "TeamEvaluation": "team_evaluate",
     "Learner": "update",
     "gae": "advantage",
-    "RunExists": "errors",
-    "DeviceMissing": "errors",
-    "RunBusy": "errors",
-    "CheckpointError": "errors",
-    "CheckpointDamaged": "errors",
-    "TrainingStopped": "errors",
+    "RunExists": "train_errors",
+    "DeviceMissing": "train_errors",
+    "RunBusy": "train_errors",
+    "CheckpointError": "train_errors",
+    "CheckpointDamaged": "train_errors",
+    "TrainingStopped": "train_errors",
 }
 
 __all__ = list(_WHERE)
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from envfleet.train.agent import Agent as Agent
     from envfleet.train.agent import load_agent as load_agent
     from envfleet.train.config import PPOConfig as PPOConfig
-    from envfleet.train.errors import CheckpointDamaged as CheckpointDamaged
-    from envfleet.train.errors import CheckpointError as CheckpointError
-    from envfleet.train.errors import DeviceMissing as DeviceMissing
-    from envfleet.train.errors import RunBusy as RunBusy
-    from envfleet.train.errors import RunExists as RunExists
-    from envfleet.train.errors import TrainingStopped as TrainingStopped
     from envfleet.train.evaluate import Evaluation as Evaluation
-    from envfleet.train.loop import PPOTrainer as PPOTrainer
     from envfleet.train.records import TrainResult as TrainResult
     from envfleet.train.records import UpdateResult as UpdateResult
-    from envfleet.train.tables import TeamEvaluation as TeamEvaluation
     from envfleet.train.team_agent import TeamAgent as TeamAgent
+    from envfleet.train.team_evaluate import TeamEvaluation as TeamEvaluation
+    from envfleet.train.train_errors import CheckpointDamaged as CheckpointDamaged
+    from envfleet.train.train_errors import CheckpointError as CheckpointError
+    from envfleet.train.train_errors import DeviceMissing as DeviceMissing
+    from envfleet.train.train_errors import RunBusy as RunBusy
+    from envfleet.train.train_errors import RunExists as RunExists
+    from envfleet.train.train_errors import TrainingStopped as TrainingStopped
+    from envfleet.train.trainer import PPOTrainer as PPOTrainer
     from envfleet.train.update import Learner as Learner
 
 

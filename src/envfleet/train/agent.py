@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from envfleet.agents.networks import ActorCritic
-from envfleet.agents.policy import Policy
-from envfleet.envs.names import resolve_env
+from envfleet.envs.registry import resolve_env
 from envfleet.errors import BadArgument
-from envfleet.seeding import stream
+from envfleet.networks.actor_critic import ActorCritic
+from envfleet.networks.network_policy import Policy
 from envfleet.train.checkpoint import load
 from envfleet.train.config import PPOConfig
-from envfleet.train.errors import DeviceMissing
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.normalise import ObservationNormaliser
 from envfleet.train.settings import parse
+from envfleet.train.train_errors import DeviceMissing
+from envfleet.util.seeding import stream
 
 if TYPE_CHECKING:
     from envfleet.train.team_agent import TeamAgent

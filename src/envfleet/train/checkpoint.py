@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from envfleet.errors import BadArgument
-from envfleet.files import DamagedWarning, keep_aside, sync_folder, write_durably
-from envfleet.train.errors import CheckpointDamaged, CheckpointError, CheckpointMissing
+from envfleet.train.train_errors import CheckpointDamaged, CheckpointError, CheckpointMissing
+from envfleet.util.files import DamagedWarning, keep_aside, sync_folder, write_durably
 
 FORMAT = 1
 FOLDER = "checkpoints"

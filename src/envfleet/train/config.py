@@ -7,9 +7,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from envfleet.agents.networks import NetworkConfig
-from envfleet.agents.policy_map import read_policies
 from envfleet.errors import BadArgument
+from envfleet.multiagent.policy_map import read_policies
+from envfleet.networks.actor_critic import NetworkConfig
 from envfleet.train.objective import Coefficients, UpdateSettings
 from envfleet.train.presets import preset_for
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.agents.networks import ActorCritic
-from envfleet.agents.policy import Normaliser, Policy
-from envfleet.seeding import episode_seed, stream
+from envfleet.networks.actor_critic import ActorCritic
+from envfleet.networks.network_policy import Normaliser, Policy
+from envfleet.util.seeding import episode_seed, stream
 
 MASK = "action_mask"
 

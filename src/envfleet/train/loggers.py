@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from envfleet.errors import BackendMissing
-from envfleet.files import AppendFile, DamagedWarning, keep_aside, write_durably
+from envfleet.util.files import AppendFile, DamagedWarning, keep_aside, write_durably
 
 Row = dict[str, float]
 #: Every line of metrics.jsonl ends with the CRC-32 of the row without it.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envfleet.agents.features import Inputs
+from envfleet.networks.features import Inputs
 
 EPSILON = 1e-8
 

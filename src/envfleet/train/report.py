@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from envfleet.files import write_durably
 from envfleet.train.loggers import read_rows
+from envfleet.util.files import write_durably
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#222}

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envfleet.agents.policy import Policy
-from envfleet.agents.policy_map import Seats
-from envfleet.agents.team import SEAT
-from envfleet.rollout.agents import AgentSegment
-from envfleet.rollout.asking import Ask
-from envfleet.seeding import stream
+from envfleet.multiagent.policy_map import Seats
+from envfleet.networks.network_policy import Policy
+from envfleet.networks.team import SEAT
+from envfleet.rollout.policy_protocol import Ask
+from envfleet.rollout.segments.agent_segment import AgentSegment
+from envfleet.util.seeding import stream
 
 Ints = NDArray[np.int64]
 START = 1000.0  # everybody's rating before the first game

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from envfleet.train.running import restore
+from envfleet.train.resume import restore
 
 if TYPE_CHECKING:
-    from envfleet.train.loop import PPOTrainer
+    from envfleet.train.trainer import PPOTrainer
 
 
 def state_of(trainer: PPOTrainer) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envfleet.train.config import PPOConfig
-from envfleet.train.tables import TeamEvaluation, TeamEvaluator
+from envfleet.train.team_evaluate import TeamEvaluation, TeamEvaluator
 
 
 @dataclass

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envfleet.agents.central import CENTRAL, OWN
-from envfleet.agents.features import MASK_KEY
-from envfleet.agents.policy_map import Seats, part_of
-from envfleet.agents.team import SEAT, mask_of
-from envfleet.rollout.agents import STATE, AgentSegment
-from envfleet.rollout.segment import RaggedSegment, Segment
-from envfleet.rollout.tree import Tree, tree_leaves, tree_map
+from envfleet.multiagent.policy_map import Seats, part_of
+from envfleet.networks.central_inputs import CENTRAL, OWN
+from envfleet.networks.features import MASK_KEY
+from envfleet.networks.team import SEAT, mask_of
+from envfleet.rollout.segments.agent_segment import STATE, AgentSegment
+from envfleet.rollout.segments.segment import RaggedSegment, Segment
+from envfleet.util.trees import Tree, tree_leaves, tree_map
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -48,7 +48,7 @@ class Transitions:
     Example:
         >>> from types import SimpleNamespace
         >>> import gymnasium as gym
-        >>> from envfleet.agents.policy_map import assign_policies
+        >>> from envfleet.multiagent.policy_map import assign_policies
         >>> spaces = dict(observation_space=gym.spaces.Box(-1, 1, (1,)), action_space=gym.spaces.Discrete(2))
         >>> group = SimpleNamespace(name="player", agents=("player_0", "player_1"), **spaces)
         >>> transitions = Transitions(assign_policies("shared", group.agents, [group]), num_envs=1, num_agents=2)

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envfleet.agents.features import MASK_KEY, Inputs
-from envfleet.agents.networks import ActorCritic, flatten_parameters
-from envfleet.agents.policy import NotFinite
-from envfleet.rollout.segment import RaggedSegment, Segment
-from envfleet.rollout.tree import tree_map
+from envfleet.networks.actor_critic import ActorCritic, flatten_parameters
+from envfleet.networks.features import MASK_KEY, Inputs
+from envfleet.networks.network_policy import NotFinite
+from envfleet.rollout.segments.segment import RaggedSegment, Segment
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
 from envfleet.train.objective import Coefficients, FlatAdam, PpoLoss, Tensors, UpdateSettings, standardise
+from envfleet.util.trees import tree_map
 
 ROWS_AT_ONCE = 4096  # pictures are pushed through the network in pieces, or the activations would not fit
 
@@ -33,7 +33,7 @@ class Learner:
 
     Example:
         >>> import gymnasium as gym
-        >>> from envfleet.agents.networks import NetworkConfig
+        >>> from envfleet.networks.actor_critic import NetworkConfig
         >>> net = ActorCritic(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), NetworkConfig())
         >>> learner = Learner(net, UpdateSettings(), num_slots=3, rng=np.random.default_rng(0))
         >>> segment = Segment.empty(8, 3, obs=np.zeros((3, 4), np.float32), action=np.zeros(3, np.int64))

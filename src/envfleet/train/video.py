@@ -21,9 +21,9 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.core.fleet import Fleet
 from envfleet.errors import BackendMissing, FaultError, FleetError
-from envfleet.fleet import Fleet
-from envfleet.rollout.tree import Tree, tree_map
+from envfleet.util.trees import Tree, tree_map
 
 
 class VideoError(FleetError):
@@ -70,7 +70,7 @@ def fleet_for_video(env: Any, env_kwargs: dict[str, Any]) -> Fleet:
     """One environment that renders pictures, as a fleet: tasks and seeds reach it the way they do in training."""
     import gymnasium as gym
 
-    from envfleet.making import make
+    from envfleet.core.construct import make
 
     kwargs = {**env_kwargs, "render_mode": "rgb_array"}
 

@@ -1,0 +1,110 @@
+// Shared by the parts of the compiled core. The Python life (src/envfleet/slots/slot_life.py) is the specification of all of it.
+#ifndef ENVFLEET_H
+#define ENVFLEET_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <time.h>
+
+// What a slot left beside its row: nothing, an info in the arena, or something Python has to look at.
+// GONE: the call was given up, nothing was written. LEFT: nothing was written either, the Python life must take the result.
+// BROKEN (with PYTHON): an exception cut the advance itself short, whatever the row says.
+enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2, SIDE_GONE = 4, SIDE_LEFT = 8, SIDE_BROKEN = 8 };
+
+// What the parent knows of its slots' turns: board.c.
+typedef struct {
+    PyObject *parts; // keeps all below alive
+    uint32_t *given, *done;
+    PyObject *info, *final_info, *sided;
+} Board;
+int board_set(Board *board, PyObject *parts);
+int board_finish(Board *board, Py_ssize_t slot, uint32_t turn, int side, const char *row, Py_ssize_t row_bytes);
+// Phases as src/envfleet/slots/slot_life.py numbers them.
+enum { PHASE_IDLE = 0, PHASE_RESET = 2, PHASE_STEP = 3 };
+// Commands as src/envfleet/slots/layout.py numbers them.
+enum { COMMAND_STEP = 0 };
+// Status as src/envfleet/slots/layout.py numbers it.
+enum { STATUS_READY = 0, STATUS_FAULT = 2 };
+
+typedef struct {
+    PyObject *life;         // the Python life of this slot (borrowed from Runner.lives)
+    PyObject *step, *reset; // bound methods of the env below the absorbed wrappers, NULL until armed
+    PyObject *env;          // of many agents: its `agents` says who is alive
+    int64_t limit;          // of an absorbed TimeLimit, 0 for none
+    char explicit_reset;    // wrappers were absorbed: they always pass seed and options on
+    char has_info;          // the Python life holds an info of an earlier step
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *keep_alive;   // tuple of the arrays below
+    PyObject *slow;         // slow(slot) -> bool: one advance by the Python twin; whether it left something beside the row
+    PyObject *pickle;       // dumps, or NULL where infos stay in this process
+    Slot *slots;
+    Py_ssize_t num_slots;
+    char *head;
+    Py_ssize_t stride;
+    struct {
+        Py_ssize_t reward, ep_return, episode, step, length, task, seed, started, now_seed, now_task, now_length,
+            now_return, next_seed, next_task, step_ns, busy_ns, terminated, truncated, active, scored, pending, over, waiting, status, command;
+    } at;
+    char *obs, *final_obs;       // NULL: observations are written by Python
+    Py_ssize_t obs_bytes;
+    PyObject *obs_like;          // the obs array: its dtype and row shape are what memcpy needs
+    char obs_is_int64_scalar;
+    char *action;                // NULL: actions are read by Python
+    Py_ssize_t action_bytes;
+    PyObject *action_like;
+    PyObject *agents;            // tuple of names, NULL for one agent; then obs and action rows hold all agents' parts
+    Py_ssize_t num_agents;
+    PyObject **seen;             // per agent, within one step: its observation
+    double *rewards;             // and its reward
+    char on_end_reset, has_columns;
+    int64_t *pulse;              // slot, phase, since: NULL where nobody watches
+    Py_ssize_t pulse_words;      // from one slot's pulse to the next; 0: there is one for all
+    struct {
+        char *rows, *kept;
+        Py_ssize_t bytes;        // of one row
+    } *keeping;                  // what is copied before an advance writes into a row: Slab.keep
+    Py_ssize_t num_keeping;
+    uint32_t *kept_turn;
+    PyObject *keep;              // Slab.keep, where objects have to be kept too
+    Board board;                 // of a parent that steps by itself
+    char interruptible;          // runs in a main thread: a KeyboardInterrupt is the user's, not the env's
+    unsigned born;               // how often this process had been forked when the runner was made
+    char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
+    Py_ssize_t arena_bytes;
+} Runner;
+
+extern PyTypeObject RunnerType;
+int runner_setup_numpy(void);
+// One advance of a slot. Returns SIDE_…, or -1 with an exception that must not be caught (KeyboardInterrupt).
+// `*now`: the time if the caller knows it, else 0; likewise on return. So a row of advances reads the clock once each.
+int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now);
+// How often a fork has made this process from another; and the end of a child that comes back out of an env's call.
+extern unsigned fork_count;
+void end_if_forked(Runner *runner);
+void runner_idle(Runner *runner, int64_t now);
+// An advance in two halves, for envs whose step is awaited in between: call it, and take what it gave.
+int runner_can_begin(Runner *runner, Py_ssize_t slot);
+PyObject *runner_begin(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t now);
+int runner_take(Runner *runner, Py_ssize_t slot, PyObject *result);
+// A plain info as bytes: how many, or -1 when it is for pickle.
+Py_ssize_t info_encode(PyObject *info, char *out, Py_ssize_t room_bytes);
+int is_bool(PyObject *value, int *out);
+int is_number(PyObject *value, double *out);
+PyObject *agents_action(Runner *runner, Py_ssize_t slot);
+int agents_take(Runner *runner, Py_ssize_t slot, PyObject *result);
+
+#ifdef __linux__
+extern PyTypeObject ExchangeType;
+#endif
+
+static inline int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+#endif

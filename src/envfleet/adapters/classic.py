@@ -1,0 +1,178 @@
+"""The names people know from their own scripts: thin views over a fleet, with the shapes those scripts expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+
+from envfleet.adapters.gymnasium import refuse_agents
+from envfleet.core.batch import Batch
+from envfleet.core.construct import make
+from envfleet.core.fleet import Fleet
+from envfleet.slots.layout import gather
+
+
+class _View:
+    """What the views share: a fleet, its spaces, close, and the context manager."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        refuse_agents(fleet)
+        self.fleet = fleet
+        self.num_envs = self.n_envs = fleet.num_envs
+        self.single_observation_space = fleet.single_observation_space
+        self.single_action_space = fleet.single_action_space
+        self.observation_space = fleet.observation_space
+        self.action_space = fleet.action_space
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute."""
+        return self.fleet.call(name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every env."""
+        return self.fleet.get_attr(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env (a list or tuple: one value each)."""
+        self.fleet.set_attr(name, values)
+
+    def render(self, slot: int = 0) -> Any:
+        """What one env renders."""
+        return self.fleet.render(slot)
+
+    def close(self) -> None:
+        """End everything. Idempotent."""
+        self.fleet.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def _final(self, batch: Batch, row: int) -> Any:
+        values = []
+        for i, array in enumerate(self.fleet.slab.leaf_arrays("final_obs")):
+            slot = int(batch.slots[row])
+            values.append(self.fleet.slab.mail["final_obs"][i][slot] if array is None else array[slot, 0].copy())
+        return gather(self.single_observation_space, values)
+
+
+class ParallelEnv(_View):
+    """Environments in processes of their own, built from (cloud)pickled callables: one worker per env by default.
+
+    `reset(seed)` gives env i the seed `seed + i`; ended episodes are reset in the same step, and their last observation
+    and info are in `infos[i]["final_obs"]` and `infos[i]["final_info"]`.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> with ParallelEnv([lambda: gym.make("CartPole-v1")] * 2) as envs:
+        ...     obs, infos = envs.reset(seed=0)
+        ...     obs, rewards, terminated, truncated, infos = envs.step([0, 1])
+        >>> obs.shape, rewards.tolist()
+        ((2, 4), [1.0, 1.0])
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        start_method: str | None = None,
+        *,
+        num_workers: int | None = None,
+        backend: str = "shm",
+        **options: Any,
+    ) -> None:
+        fns = list(env_fns)
+        if backend in ("shm", "pipe"):
+            options["start_method"] = start_method
+        if backend != "serial":
+            options["num_workers"] = num_workers or len(fns)
+        super().__init__(make(fns, backend=backend, **options))
+
+    def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, list[dict[str, Any]]]:
+        """First observations and one info per env."""
+        batch = self.fleet.reset(seed=seed, options=options)
+        return batch.obs, list(batch.info)
+
+    def step_async(self, actions: Any) -> None:
+        """Send the actions; `step_wait` gives the result."""
+        self.fleet.send(actions)
+
+    def step_wait(self, timeout_s: float | None = None) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
+        """obs, rewards, terminated, truncated, infos of the step sent last."""
+        batch = self.fleet.recv(timeout_s=timeout_s)
+        infos = [dict(info) for info in batch.info]
+        for row in np.flatnonzero(batch.ended).tolist():
+            infos[row]["final_obs"] = self._final(batch, row)
+            infos[row]["final_info"] = batch.final_info[row]
+        return batch.obs, batch.reward, batch.terminated, batch.truncated, infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
+        """Step every env."""
+        self.step_async(actions)
+        return self.step_wait()
+
+
+class VectorizedEnvs(_View):
+    """Many envs in this process, in the old style: `reset()` gives observations, `step` gives obs, rewards, dones, infos.
+
+    `infos[i]` at an end has "terminal_observation" and "TimeLimit.truncated", as old code expects.
+
+    Example:
+        >>> envs = VectorizedEnvs("CartPole-v1", n_envs=3)
+        >>> envs.reset(seed=0).shape
+        (3, 4)
+        >>> obs, rewards, dones, infos = envs.step([0, 1, 0])
+        >>> dones.tolist()
+        [False, False, False]
+        >>> envs.close()
+    """
+
+    backend = "serial"
+
+    def __init__(self, env: Any, n_envs: int = 200, **options: Any) -> None:
+        options.setdefault("backend", self.backend)
+        super().__init__(make(_as_recipe(env), n_envs, **options))
+
+    def reset(self, seed: int | None = None) -> Any:
+        """First observations."""
+        return self.fleet.reset(seed=seed).obs
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
+        """obs, rewards, dones, infos."""
+        batch = self.fleet.step(actions)
+        infos = [dict(info) for info in batch.info]
+        for row in np.flatnonzero(batch.ended).tolist():
+            infos[row] = {**batch.final_info[row], "terminal_observation": self._final(batch, row)}
+            infos[row]["TimeLimit.truncated"] = bool(batch.truncated[row] and not batch.terminated[row])
+        return batch.obs, batch.reward, batch.ended, infos
+
+
+class ParallelEnvSharedMemory(VectorizedEnvs):
+    """`VectorizedEnvs` on worker processes over shared memory.
+
+    Example:
+        >>> envs = ParallelEnvSharedMemory("CartPole-v1", n_envs=4, num_workers=2)
+        >>> envs.reset(seed=0).shape
+        (4, 4)
+        >>> envs.close()
+    """
+
+    backend = "shm"
+
+
+def _as_recipe(env: Any) -> Any:
+    """These scripts often hold an env object: take its spec, or else a copy by value for every slot."""
+    if not (isinstance(env, gym.Env) or (hasattr(env, "step") and not isinstance(env, type))):
+        return env
+    if getattr(env, "spec", None) is not None:
+        return env.spec
+    blob = cloudpickle.dumps(env)
+    return lambda: cloudpickle.loads(blob)

@@ -1,0 +1,1 @@
+"""`backend="auto"`: probe an environment, look at the machine, choose."""

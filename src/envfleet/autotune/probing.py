@@ -1,0 +1,167 @@
+"""The probe of `backend="auto"`: one env, built and timed in a worker of its own, within the fleet's deadlines."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+from envfleet.errors import FleetError, KeeperLost
+from envfleet.faults.failure import Failure, exit_words
+from envfleet.multiagent.agent_env import Seat
+from envfleet.slots.factories import Recipe
+
+#: How long the probe steps an env; up to MOST times that where steps are slow.
+PROBE_S, MOST = 0.25, 2
+
+
+class ProbeFailed(FleetError):
+    """The env died, hung or raised while it was probed; the message says which."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """What one env costs: seconds of wall clock and of CPU per step (resets included), bytes per observation."""
+
+    step_s: float
+    cpu_s: float
+    obs_bytes: int
+    is_async: bool = False
+    pauses: float = 1.0  # how often a step gave the core away of its own accord, on average
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step mostly waits (I/O, a server, a sleep) rather than computes.
+
+        A step that takes long because others have the core is not one that waits: it does not give the core away itself.
+        """
+        return self.step_s > 200e-6 and self.cpu_s < 0.5 * self.step_s and self.pauses > 0.02
+
+
+def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
+    """Step an env with random actions for a while, in its worker. Resets are part of what a step costs."""
+    if _is_async(env):
+        return {"step_s": 0.0, "cpu_s": 0.0, "obs_bytes": 0, "is_async": True}
+    if isinstance(env, Seat):
+        return _measure_seat(env, seconds)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(64)]
+    obs, _ = env.reset(seed=0)
+    steps, warm, begun = 0, 3, _marks()
+    while not _is_over(steps, time.perf_counter() - begun[0], seconds):
+        _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+        if terminated or truncated:
+            env.reset()
+        steps += 1
+        if steps == warm:  # the first steps run checks and fill caches; where they are slow, they are all there is
+            steps, warm, begun = 0, 0, _marks()
+    wall_s, cpu_s, pauses = (now - then for now, then in zip(_marks(), begun))
+    size = sum(getattr(leaf, "nbytes", 8) for leaf in _leaves(obs))
+    return {
+        "step_s": wall_s / steps,
+        "cpu_s": cpu_s / steps,
+        "obs_bytes": int(size),
+        "is_async": False,
+        "pauses": pauses / steps,
+    }
+
+
+def _is_over(steps: int, elapsed_s: float, seconds: float) -> bool:
+    """Whether enough was measured: four steps at least, unless they are so slow that fewer must do."""
+    return steps > 0 and elapsed_s >= seconds * (1 if steps >= 4 else MOST)
+
+
+def _marks() -> tuple[float, float, float]:
+    return time.perf_counter(), time.process_time(), _pauses()
+
+
+def _pauses() -> float:
+    """How often this thread has given its core away by itself; where nobody counts that, as if at every look."""
+    try:
+        import resource
+
+        return float(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
+    except (ImportError, AttributeError):  # not on this system
+        return time.perf_counter() * 1e6
+
+
+def _measure_seat(seat: Seat, seconds: float) -> dict[str, Any]:
+    """`measure_env` for many agents; choosing legal actions is not counted."""
+    seat.begin(seat.reset(seed=0))
+    steps, wall_s, cpu_s, begun = 0, 0.0, 0.0, time.perf_counter()
+    while not _is_over(steps, time.perf_counter() - begun, seconds):
+        action = seat.actions(seat.sample())
+        start, cpu = time.perf_counter(), time.process_time()
+        seat.take(seat.step(action))
+        if seat.over:
+            seat.begin(seat.reset())
+        wall_s, cpu_s = wall_s + time.perf_counter() - start, cpu_s + time.process_time() - cpu
+        steps += 1
+    size = sum(array.nbytes for array in seat.obs)
+    return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": size, "is_async": False}
+
+
+def first_reset(env: Any) -> float:
+    """Reset the env once, in its worker; seconds it took."""
+    if _is_async(env):
+        return 0.0
+    start = time.perf_counter()
+    env.reset(seed=0)
+    return time.perf_counter() - start
+
+
+def run_probe(recipe: Recipe, also: Callable[[Any], Any] | None = None) -> tuple[Probe, Any]:
+    """Build one env in a worker of its own and measure it there: nothing of it ever runs in the parent.
+
+    `also` is a function over the env whose result comes second. Raises ProbeFailed when the env dies, hangs or raises; a
+    hang is bounded by the deadline of what it hangs in.
+    """
+    from envfleet.backends.pipe import PipeBackend
+    from envfleet.core.construct import init_fault
+
+    backend, patience_s = PipeBackend(num_workers=1), 0.0  # who failed is not asked to close
+    try:
+        built = backend.start(dataclasses.replace(recipe, factories=recipe.factories[:1]))[0]
+        if not isinstance(built, dict):
+            raise ProbeFailed(str(init_fault(0, built, backend)).splitlines()[0])
+        reset_s = _ask(backend, first_reset, recipe.reset_timeout_s, f"reset_timeout_s={recipe.reset_timeout_s:g}")
+        # From here on it hangs in a step, most likely; a reset among them may take a while, if the first did.
+        resets_s = min(recipe.reset_timeout_s, 0.5 + 10.0 * reset_s)
+        limit_s = 2 * MOST * PROBE_S + resets_s + recipe.step_timeout_s
+        probe = Probe(**_ask(backend, measure_env, limit_s, f"step_timeout_s={recipe.step_timeout_s:g}"))
+        told = _ask(backend, also, recipe.step_timeout_s, "step_timeout_s") if also else None
+        patience_s = 2.0
+        return probe, told
+    finally:
+        backend.close(patience_s)
+
+
+def _ask(backend: Any, function: Callable[[Any], Any], timeout_s: float, name: str) -> Any:
+    """Run a function over the env in its worker."""
+    backend.call([0], "call", "__apply__", (function,), {})
+    deadline = time.monotonic() + timeout_s
+    while not (replies := backend.replies(0.05)):
+        backend.wait(0, 0.0)
+        if backend.is_broken:
+            raise KeeperLost
+        if backend.losses:
+            raise ProbeFailed(f"its worker {exit_words(backend.losses[0].exit_code)}")
+        if time.monotonic() > deadline:
+            raise ProbeFailed(f"it took longer than {name}")
+    if isinstance(replies[0], Failure):
+        raise ProbeFailed(replies[0].summary)
+    return replies[0]
+
+
+def _is_async(env: Any) -> bool:
+    return inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _leaves(item)]
+    if isinstance(value, tuple):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]

@@ -1,0 +1,144 @@
+"""Actions as users batch them, written into the slots' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.errors import BadArgument
+from envfleet.slots.layout import Leaf, gather
+from envfleet.slots.slab import Slab, Slots
+
+
+class ActionWriter:
+    """Checks a batch of actions against the space and writes it; remembers it for fault records."""
+
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self.leaves = slab.action_leaves
+        self.arrays = slab.leaf_arrays("action")
+        self.last: Any = None  # the batch last written, when it is one array
+        only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].path else None
+        self._whole = self.arrays[0][:, 0] if only is not None and self.arrays[0] is not None else None
+
+    def write_all(self, actions: Any) -> bool:
+        """`write` for every slot when the action is one array of the right kind; False leaves it to `write`."""
+        whole = self._whole
+        rows = self._plain_rows(actions, self.slab.num_slots)
+        if rows is None or whole is None:
+            return False
+        whole[...] = rows
+        self.last = whole.copy()
+        return True
+
+    def write_some(self, actions: Any, slots: Slots) -> bool:
+        """The same for some slots, ascending."""
+        whole = self._whole
+        rows = self._plain_rows(actions, len(slots))
+        if rows is None or whole is None:
+            return False
+        whole[slots] = rows
+        self.last = rows.copy()
+        return True
+
+    def _plain_rows(self, actions: Any, count: int) -> np.ndarray[Any, Any] | None:
+        whole = self._whole
+        if whole is None:
+            return None
+        rows = actions if type(actions) is np.ndarray else np.asarray(actions)
+        if rows.dtype != whole.dtype and not np.can_cast(rows.dtype, whole.dtype, "same_kind"):
+            return None
+        return rows if rows.shape == (count, *whole.shape[1:]) else None
+
+    def write(self, actions: Any, slots: Slots, order: Slots | None, check: bool = False) -> dict[int, dict[int, Any]]:
+        """Write the actions into the rows; returns the objects of mailbox leaves (leaf index -> slot -> object)."""
+        count, mail = len(slots), {}
+        values = self._leaf_batches(actions, count)
+        for i, (leaf, array, value) in enumerate(zip(self.leaves, self.arrays, values)):
+            if array is None:
+                items = list(value)
+                if len(items) != count:
+                    raise BadArgument(f"{len(items)} actions{leaf.name} for {count} slots")
+                if order is not None:
+                    items = [items[j] for j in order]
+                mail[i] = dict(zip(slots.tolist(), items))
+                self.last = items
+            else:
+                rows = self._column(leaf, value, count)
+                if order is not None:
+                    rows = rows[order]
+                if count == self.slab.num_slots:
+                    array[:, 0] = rows
+                else:
+                    array[slots, 0] = rows
+                # A copy, so that a fault record shows what was sent, not what the caller's array holds by then.
+                self.last = rows.astype(array.dtype, copy=True)
+        if check:
+            self._check_contained(slots)
+        return mail
+
+    def _leaf_batches(self, actions: Any, count: int) -> list[Any]:
+        if len(self.leaves) == 1 and not self.leaves[0].path:
+            return [actions]
+        if isinstance(actions, (list, tuple)) and len(actions) == count and _looks_single(actions, self.leaves):
+            # One action per slot, as an agent per env would give them.
+            return [[_follow(action, leaf) for action in actions] for leaf in self.leaves]
+        return [_follow(actions, leaf) for leaf in self.leaves]
+
+    def _column(self, leaf: Leaf, value: Any, count: int) -> np.ndarray[Any, Any]:
+        try:
+            rows = np.asarray(value)
+        except ValueError as ragged:
+            raise BadArgument(f"actions{leaf.name} cannot be one array: {ragged}") from None
+        if rows.shape != (count, *leaf.shape):
+            raise BadArgument(
+                f"actions{leaf.name} have shape {rows.shape}; {count} slots of {leaf.space} need {(count, *leaf.shape)}"
+            )
+        assert leaf.dtype is not None
+        if rows.dtype != leaf.dtype and not np.can_cast(rows.dtype, leaf.dtype, "same_kind"):
+            raise BadArgument(f"actions{leaf.name} have dtype {rows.dtype}, which cannot become {leaf.dtype} safely")
+        return rows
+
+    def _check_contained(self, slots: Slots) -> None:
+        layout = self.slab.layout
+        if layout.agents:
+            self._check_agents(slots)
+            return
+        for leaf, array in zip(self.leaves, self.arrays):
+            for slot in slots.tolist() if array is not None else ():
+                assert array is not None
+                if not leaf.space.contains(array[slot, 0]):
+                    raise BadArgument(f"action {array[slot, 0]}{leaf.name} of slot {slot} is not in {leaf.space}")
+
+    def _check_agents(self, slots: Slots) -> None:
+        """Many agents: what is sent for one that is not active is ignored, so only the others' actions are looked at."""
+        groups = self.slab.layout.groups
+        for slot in slots.tolist():
+            rows = [array[slot, 0] for array in self.arrays if array is not None]
+            for group in groups:
+                mine = [row for row, leaf in zip(rows, self.leaves) if len(groups) == 1 or leaf.path[0] == group.name]
+                for place, i in enumerate(group.indices):
+                    action = gather(group.action_space, [row[place] for row in mine])
+                    if self.slab.head["active"][slot, i] and not group.action_space.contains(action):
+                        raise BadArgument(
+                            f"action {action} of agent {group.agents[place]!r} in slot {slot} is not in {group.action_space}"
+                        )
+
+
+def _looks_single(actions: Any, leaves: list[Leaf]) -> bool:
+    """Whether a sequence holds one whole action per slot, rather than one batch per leaf."""
+    key = leaves[0].path[0]
+    if isinstance(key, str):
+        return all(isinstance(action, Mapping) for action in actions)
+    return all(isinstance(action, (tuple, list)) for action in actions) and isinstance(actions, list)
+
+
+def _follow(value: Any, leaf: Leaf) -> Any:
+    for key in leaf.path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            raise BadArgument(f"the actions have no {leaf.name}, which the action space asks for") from None
+    return value

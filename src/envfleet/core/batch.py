@@ -1,0 +1,328 @@
+"""The record that `recv`, `step` and `reset` return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from envfleet.core.infos import read_info
+from envfleet.errors import EnvFailed
+from envfleet.faults.failure import Failure, Fault
+from envfleet.slots.layout import FAULT, QUARANTINED, gather
+from envfleet.slots.slab import Slab, Slots, make_loud
+
+Array = np.ndarray[Any, Any]
+
+
+class Batch:
+    """Rows of some slots, ascending, as arrays: frozen, and the caller's own unless `copy=False` was asked for.
+
+    ``obs`` (array, dict or tuple, as Gymnasium batches), ``reward``, ``terminated``, ``truncated``, ``final_obs``
+    (valid where ``ended``), ``status``, ``episode``, ``step``, ``length``, ``ep_return``, ``task``, ``seed``, ``scored``,
+    ``active``, ``info``, ``final_info``, and every declared column under its name.
+
+    At an end with ``on_end="reset"``, ``obs`` and ``info`` are the next episode's first; ``final_obs``, ``final_info``
+    and all else belong to the episode that ended. ``step`` counts a transition within its episode from 0 and is -1 on a row
+    that comes from a reset; ``scored`` is False on such rows and on fault rows: they are no transitions.
+
+    With many agents, observations, actions, rewards, returns, flags and the masks have an agent axis behind the first, and
+    `ended` says that no agent is left; ``docs/agents.md`` has the whole of it.
+
+    Example:
+        >>> import envfleet as ef
+        >>> with ef.make("CartPole-v1", num_envs=3, backend="serial") as fleet:
+        ...     batch = fleet.reset(seed=0)
+        ...     batch = fleet.step([0, 1, 0])
+        >>> batch.slots.tolist(), batch.reward.tolist(), batch.obs.shape
+        ([0, 1, 2], [1.0, 1.0, 1.0], (3, 4))
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_columns",
+        "_ended_rows",
+        "_final",
+        "_final_info",
+        "_info",
+        "_obs",
+        "_raw",
+        "_slab",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        slab: Slab,
+        slots: Slots,
+        info: dict[int, Any],
+        final_info: dict[int, Any],
+        copy: bool = True,
+    ) -> None:
+        # All scalars of a row are one record: one copy of bytes here, a view per field when someone looks.
+        index: Slots | slice = _as_slice(slots, slab.num_slots)
+        raw = slab.raw[index]
+        set_ = object.__setattr__
+        set_(self, "slots", slots)
+        set_(self, "_slab", slab)
+        set_(self, "_raw", raw.copy() if copy and isinstance(index, slice) else raw)
+        set_(self, "_obs", slab.tree("obs", index, copy))
+        columns = slab.layout.columns
+        rows = {name: _rows(slab.arrays[f"column/{name}"], index, copy) for name in columns} if columns else {}
+        set_(self, "_columns", rows)
+        set_(self, "_info", info)
+        set_(self, "_final_info", final_info)
+        if copy or not isinstance(index, slice):
+            # Final observations are valid at ends only, which are rare: keep those rows, spread them out when asked.
+            ended = self._flagged.nonzero()[0]
+            set_(self, "_ended_rows", ended)
+            set_(self, "_final", slab.tree("final_obs", slots[ended], True) if len(ended) else None)
+        else:
+            set_(self, "_ended_rows", None)
+            set_(self, "_final", slab.tree("final_obs", index, False))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a Batch is frozen: {name} cannot be set")
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} rows, slots {self.slots.tolist() if len(self) < 9 else '…'}, {int(self.ended.sum())} ended)"
+
+    def __getattr__(self, name: str) -> Any:
+        columns = object.__getattribute__(self, "_columns")
+        if name in columns:
+            return columns[name]
+        by_group = {key.partition(":")[2]: value for key, value in columns.items() if key.startswith(f"{name}:")}
+        if by_group:
+            return by_group
+        raise AttributeError(f"a Batch has no {name!r}; declared columns: {sorted(columns)}")
+
+    def _field(self, name: str) -> Array:
+        """A view of one scalar of every row."""
+        raw, (dtype, shape, offset) = self._raw, self._slab.fields[name]
+        if shape:
+            return np.ndarray((len(raw), *shape), dtype, raw, offset, (*raw.strides, dtype.itemsize))
+        return np.ndarray((len(raw),), dtype, raw, offset, raw.strides)
+
+    def _packed(self, name: str) -> Array:
+        return np.ascontiguousarray(self._field(name))
+
+    @property
+    def obs(self) -> Any:
+        """The observations to act on next."""
+        return self._obs
+
+    @property
+    def reward(self) -> Array:
+        """float64[k]."""
+        return self._packed("reward")
+
+    @property
+    def terminated(self) -> Array:
+        """bool[k]: the episode reached a terminal state."""
+        return self._packed("terminated")
+
+    @property
+    def truncated(self) -> Array:
+        """bool[k]: the episode was cut short (a time limit, a fault)."""
+        return self._packed("truncated")
+
+    @property
+    def ended(self) -> Array:
+        """bool[k]: terminated or truncated; with many agents: no agent is left."""
+        if self._slab.layout.agents:
+            return self._packed("over")
+        return self._flagged
+
+    @property
+    def _flagged(self) -> Array:
+        """bool[k]: the rows with a final observation, of one agent at least."""
+        flags: Array = self._field("terminated") | self._field("truncated")
+        return np.asarray(flags.any(axis=1)) if flags.ndim == 2 else flags
+
+    @property
+    def scored(self) -> Array:
+        """bool[k]: this row is a real transition."""
+        return self._packed("scored")
+
+    @property
+    def active(self) -> Array:
+        """bool[k]: there is a running episode that wants an action."""
+        return self._packed("active")
+
+    @property
+    def ep_return(self) -> Array:
+        """float64[k]: sum of rewards of the episode so far; complete where `ended`."""
+        return self._packed("ep_return")
+
+    @property
+    def length(self) -> Array:
+        """int64[k]: transitions of the episode so far; complete where `ended`."""
+        return self._packed("length")
+
+    @property
+    def step(self) -> Array:
+        """int64[k]: index of this transition in its episode; -1 on a row from a reset."""
+        return self._packed("step")
+
+    @property
+    def episode(self) -> Array:
+        """int64[k]: index of the row's episode in its slot, from 0."""
+        return self._packed("episode")
+
+    @property
+    def task(self) -> Array:
+        """int64[k]: id of the episode's task, -1 for none; `fleet.task_value(id)` gives the value."""
+        return self._packed("task")
+
+    @property
+    def seed(self) -> Array:
+        """int64[k]: the seed the episode was reset with, -1 where the env's own stream went on."""
+        return self._packed("seed")
+
+    @property
+    def status(self) -> Array:
+        """uint8[k]: `envfleet.slots.layout` READY, FAULT or QUARANTINED."""
+        return self._packed("status")
+
+    @property
+    def faulted(self) -> Array:
+        """bool[k]: rows that hold no data because their env failed or is quarantined."""
+        return np.isin(self._field("status"), (FAULT, QUARANTINED))
+
+    @property
+    def final_obs(self) -> Any:
+        """The last observation of the episode, where `ended`; zeros (None for mailbox leaves) elsewhere."""
+        ended = self._ended_rows
+        if ended is None:
+            return self._final
+        values: list[Any] = []
+        leaves = self._slab.obs_leaves
+        kept = _leaf_values(leaves, self._final) if len(ended) else [()] * len(leaves)
+        for leaf, rows in zip(leaves, kept):
+            if leaf.dtype is None:
+                items = [None] * len(self)
+                for at, row in zip(ended, rows):
+                    items[at] = row
+                values.append(tuple(items))
+            else:
+                array = np.zeros((len(self), *leaf.shape), leaf.dtype)
+                if len(ended):
+                    array[ended] = rows
+                values.append(array)
+        if self._slab.layout.agents and len(ended):
+            flags = self._field("terminated") | self._field("truncated")
+            for array, (_, places) in zip(values, self._slab.agent_rows):
+                array[~flags[:, places]] = 0
+        return gather(self._slab.layout.observation_space, values)
+
+    @property
+    def info(self) -> tuple[dict[str, Any], ...]:
+        """One dict per row, belonging to `obs`."""
+        info = self._info
+        return tuple(decoded(info, slot) for slot in self.slots.tolist())
+
+    @property
+    def final_info(self) -> tuple[dict[str, Any], ...]:
+        """One dict per row, belonging to `final_obs`; empty where the episode goes on."""
+        final = self._final_info
+        return tuple(decoded(final, slot) if end else {} for slot, end in zip(self.slots.tolist(), self.ended.tolist()))
+
+    def poison(self, slots: Slots) -> None:
+        """Overwrite the rows of `slots` (debug mode: they were sent again, so what is here is stale)."""
+        rows = np.isin(self.slots, slots)
+        arrays = [(array, rows) for array in (self._field("reward"), *self._columns.values(), *_flatten(self._obs))]
+        # Of final observations only the rows that ended are kept.
+        ended = rows if self._ended_rows is None else rows[self._ended_rows]
+        arrays += [(array, ended) for array in _flatten(self._final)]
+        for array, which in arrays:
+            if isinstance(array, np.ndarray):
+                stale = array[which]
+                make_loud(stale)
+                array[which] = stale
+
+
+def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:
+    """The info of a slot; what came from a worker as bytes is unpickled once, at the first look."""
+    value = info.get(slot)
+    if value is None:
+        return {}
+    if isinstance(value, bytes):
+        value = info[slot] = _read(value, slot)
+    assert isinstance(value, dict)
+    return value
+
+
+def _read(data: bytes, slot: int) -> dict[str, Any]:
+    """Read an info. One that cannot be read here concerns its slot alone, and whoever looks into it."""
+    try:
+        return read_info(data)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return UnreadableInfo(slot, Failure.of(error, "info"))
+
+
+class UnreadableInfo(dict[str, Any]):
+    """Stands for an info that cannot be unpickled in this process: whoever looks into it gets EnvFailed.
+
+    Example:
+        >>> UnreadableInfo(3, Failure("info", "ImportError: no module named 'tool'", ""))
+        <slot 3: its info cannot be unpickled in this process: ImportError: no module named 'tool'>
+    """
+
+    def __init__(self, slot: int, failure: Failure) -> None:
+        super().__init__()
+        cause = f"its info cannot be unpickled in this process: {failure.summary}"
+        self._fault = Fault(slot, "failed", "info", cause, traceback=failure.traceback)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise EnvFailed(self._fault)
+
+    __getitem__ = __contains__ = __iter__ = __len__ = __eq__ = __bool__ = __or__ = __ror__ = _refuse
+    get = keys = values = items = copy = pop = setdefault = _refuse
+
+    def __repr__(self) -> str:
+        return f"<slot {self._fault.slot}: {self._fault.cause}>"
+
+
+def pick(side: dict[int, Any], slots: Slots) -> dict[int, Any]:
+    """What some slots have beside their rows."""
+    if not side:
+        return {}
+    return {slot: side[slot] for slot in slots.tolist() if slot in side}
+
+
+def _as_slice(slots: Slots, num_slots: int) -> Slots | slice:
+    """Contiguous slots as a slice, which gives views; others by index, which copies."""
+    count = len(slots)
+    if count == num_slots:
+        return slice(None)
+    if count and int(slots[-1]) - int(slots[0]) + 1 == count:
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return slots
+
+
+def _rows(array: Array, index: Slots | slice, copy: bool) -> Array:
+    rows: Array = array[index, 0]
+    return rows.copy() if copy and isinstance(index, slice) else rows
+
+
+def _leaf_values(leaves: list[Any], tree: Any) -> list[Any]:
+    out = []
+    for leaf in leaves:
+        node = tree
+        for key in leaf.path:
+            node = node[key]
+        out.append(node)
+    return out
+
+
+def _flatten(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in _flatten(value)]
+    if isinstance(tree, tuple):
+        return [leaf for value in tree for leaf in _flatten(value)]
+    return [tree]

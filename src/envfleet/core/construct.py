@@ -1,0 +1,280 @@
+"""`make` and `make_vec`: from what users have to a running fleet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from envfleet.autotune.auto import decide
+from envfleet.backends.base import Backend, Loss
+from envfleet.backends.slot_mover import Mover
+from envfleet.core.fleet import Fleet
+from envfleet.core.plan import Plan
+from envfleet.core.supervisor import Policy
+from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
+from envfleet.faults.failure import Failure, Fault, exit_words
+from envfleet.multiagent.agent_env import joint_columns
+from envfleet.remote.remote_backend import RemoteBackend, is_remote, remote_factory
+from envfleet.slots.factories import Recipe, factories_for
+from envfleet.slots.layout import Layout, leaves_of
+
+if TYPE_CHECKING:
+    from envfleet.adapters.gymnasium import FleetVectorEnv
+
+BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm", "remote", "scripted")
+
+
+def make(
+    env: Any,
+    num_envs: int | None = None,
+    *,
+    backend: str | Backend = "auto",
+    num_workers: int | None = None,
+    start_method: str | None = None,
+    isolate: bool | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+    on_end: str = "reset",
+    columns: Mapping[str, gym.Space[Any]] | None = None,
+    on_fault: str | None = None,
+    max_restarts: int = 3,
+    init_timeout_s: float = 120.0,
+    reset_timeout_s: float = 60.0,
+    step_timeout_s: float = 60.0,
+    blas_threads: int | None = 1,
+    with_state: bool = False,
+    debug: bool | None = None,
+) -> Fleet:
+    """A fleet of environments.
+
+    Args:
+        env: a Gymnasium id, a short name of ours, an EnvSpec, a callable that builds an env (Gymnasium's, or a PettingZoo
+            ParallelEnv or AECEnv), a list of callables with the same spaces, a PettingZoo env to be copied, or the
+            address (or addresses) of OpenEnv servers, of which every slot is a session.
+        num_envs: how many slots (1 if not given; with a list, its length).
+        backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose.
+        num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
+            thread per slot up to 64).
+        start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
+        isolate: False lets the parent step envs itself, a share of the slots of "shm" or whatever `auto` finds best: faster on
+            few cores, but an env that crashes its process then ends the trainer. True forbids it. None: `auto` does so
+            only with code it knows (docs/core.md), "shm" isolates.
+        env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
+        wrappers: callables put around each env, innermost first.
+        on_end: "reset" begins the next episode in the same step; "wait" leaves the env at its end until it is sent again.
+        columns: values of `info` to be stored as columns, name -> space.
+        on_fault: "raise" an error (the default), or "restart" the env and mark its row (the default with servers).
+        max_restarts: restarts of a slot without a completed episode in between, before it is quarantined.
+        init_timeout_s: how long a constructor may take.
+        reset_timeout_s: how long a reset may take.
+        step_timeout_s: how long a step (or a call, or a render) may take.
+        blas_threads: threads of BLAS and OpenMP in each worker process; None leaves them alone.
+        with_state: for PettingZoo environments, keep `env.state()` too: the columns `state` and, at ends, `final_state`.
+        debug: poison stale zero-copy views and check actions; default: the environment variable ENVFLEET_DEBUG.
+
+    Example:
+        >>> import envfleet as ef
+        >>> with ef.make("CartPole-v1", num_envs=2, backend="serial") as fleet:
+        ...     fleet.reset(seed=1).obs.shape
+        (2, 4)
+    """
+    _check("on_end", on_end, ("reset", "wait"))
+    on_fault = on_fault or ("restart" if is_remote(env) else "raise")
+    _check("on_fault", on_fault, ("raise", "restart"))
+    _check_numbers(num_workers, {"init": init_timeout_s, "reset": reset_timeout_s, "step": step_timeout_s}, columns)
+    if is_remote(env):
+        env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
+    elif backend == "remote":
+        raise BadArgument("backend 'remote' wants addresses of servers as its first argument, e.g. 'http://host:8000'")
+    factories, spec = factories_for(env, num_envs, env_kwargs, wrappers, with_state)
+    recipe = Recipe(
+        factories,
+        on_end,
+        dict(columns or {}),
+        init_timeout_s,
+        reset_timeout_s,
+        step_timeout_s,
+        blas_threads,
+        spec,
+        keep_obs=on_fault == "restart",
+    )
+    chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe, on_fault)
+    return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
+
+
+def make_vec(
+    env: Any, num_envs: int | None = None, *, autoreset_mode: Any = "NextStep", **options: Any
+) -> FleetVectorEnv:
+    """A `gymnasium.vector.VectorEnv` over a fleet: a drop-in for `SyncVectorEnv` and `AsyncVectorEnv`.
+
+    `autoreset_mode` is "NextStep", "SameStep" or "Disabled" (or Gymnasium's enum); all other options are `make`'s.
+
+    Example:
+        >>> import envfleet as ef
+        >>> envs = ef.make_vec("CartPole-v1", num_envs=3, backend="serial")
+        >>> obs, infos = envs.reset(seed=42)
+        >>> envs.step(envs.action_space.sample())[0].shape
+        (3, 4)
+        >>> envs.close()
+    """
+    from envfleet.adapters.gymnasium import FleetVectorEnv, parse_autoreset_mode
+
+    mode = parse_autoreset_mode(autoreset_mode)
+    if "on_end" in options:
+        raise BadArgument("make_vec decides on_end by autoreset_mode; leave it out")
+    copy = options.pop("copy", True)
+    fleet = make(env, num_envs, on_end="reset" if mode == gym.vector.AutoresetMode.SAME_STEP else "wait", **options)
+    return FleetVectorEnv(fleet, mode, copy=copy)
+
+
+def _check_numbers(
+    num_workers: int | None, timeouts_s: Mapping[str, float], columns: Mapping[str, gym.Space[Any]] | None
+) -> None:
+    if num_workers is not None and (
+        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
+    ):
+        raise BadArgument(f"num_workers={num_workers!r}: give a whole number from 1 up")
+    for name, value in timeouts_s.items():
+        if not value > 0:
+            raise BadArgument(f"{name}_timeout_s={value!r}: give seconds above 0")
+    for name, space in (columns or {}).items():
+        if len(leaves := leaves_of(space)) != 1 or not leaves[0].is_column:
+            raise BadArgument(f"column {name!r}: {space} has no single fixed-shape array")
+
+
+def _sessions(
+    env: Any,
+    env_kwargs: Mapping[str, Any] | None,
+    backend: str | Backend,
+    reset_timeout_s: float,
+    step_timeout_s: float,
+) -> tuple[Any, None, Backend]:
+    """Addresses of servers: a factory of sessions and the backend that holds them."""
+    if backend not in ("auto", "remote"):
+        raise BadArgument(f"addresses of servers only go with backend 'remote', not {backend!r}")
+    waits = {
+        "capacity_timeout_s": reset_timeout_s,
+        "down_timeout_s": reset_timeout_s,
+        "message_timeout_s": step_timeout_s,
+    }
+    return remote_factory(env, {**waits, **(env_kwargs or {})}), None, RemoteBackend()
+
+
+def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug: bool) -> Fleet:
+    try:
+        built = backend.start(recipe)
+        layout, about = _agree(built, recipe, policy)
+        plan = Plan(backend.name, backend.num_workers, recipe.num_slots, backend.start_method, reason, backend.notes)
+        fleet = Fleet(backend, layout, about, policy, plan, debug)
+    except BaseException:
+        backend.close(2.0)
+        raise
+    for slot, what in built.items():
+        if not isinstance(what, dict):  # under "restart": built again when first reset
+            fleet._supervisor.lost[slot] = fleet._supervisor.troubled = True
+            fleet._supervisor.faults.append(init_fault(slot, what, backend))
+    return fleet
+
+
+def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[Layout, dict[str, Any]]:
+    """The layout all envs agree on; the first failure is raised unless faults are to be restarted."""
+    good = {slot: about for slot, about in sorted(built.items()) if isinstance(about, dict)}
+    bad = {slot: what for slot, what in sorted(built.items()) if not isinstance(what, dict)}
+    if bad and (policy.on_fault == "raise" or not good):
+        # The slot a worker was in when it was lost explains more than the slots that went down with it.
+        culprits = [slot for slot, what in bad.items() if not (isinstance(what, Loss) and what.slot not in (slot, -1))]
+        slot = (culprits or list(bad))[0]
+        error = init_fault(slot, bad[slot], None).error()
+        for other in [other for other in bad if other != slot][:3]:
+            error.add_note(f"also: {init_fault(other, bad[other], None)}")
+        raise error
+    first = next(iter(good))
+    for slot, about in good.items():
+        for name in ("agents", "observation_space", "action_space"):
+            if about.get(name) != good[first].get(name):
+                raise SpacesDiffer(
+                    f"slot {slot} has {name} {about.get(name)}, but slot {first} has {good[first].get(name)}: "
+                    "all environments of one fleet need equal spaces and, where there are many, the same agents"
+                )
+    about = good[first]
+    columns = {**about["columns"], **recipe.columns}
+    agents = tuple(about.get("agents", ()))
+    if agents:
+        columns = {**joint_columns(columns, len(agents)), **about["seat_columns"]}
+    return Layout(about["observation_space"], about["action_space"], columns, agents, about.get("groups", ())), about
+
+
+def init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fault:
+    """A constructor's failure as a fault record."""
+    worker = None if backend is None else int(backend.worker_of[slot])
+    if isinstance(what, Loss):
+        shared = what.slot not in (slot, -1)
+        cause = f"the worker process {exit_words(what.exit_code)}"
+        if shared:
+            cause = f"it shared worker {what.worker} with slot {what.slot}: {cause}"
+        return Fault(slot, "lost", "init", cause, worker=what.worker, exit_code=what.exit_code,
+                     shared_with=what.slot if shared else None)  # fmt: skip
+    late = what.kind == "timeout"
+    text = {"stack": what.traceback} if late else {"traceback": what.traceback}
+    return Fault(slot, what.kind, "init", what.summary, worker=worker, failure=None if late else what, **text)  # type: ignore[arg-type]
+
+
+def _backend(
+    backend: str | Backend,
+    num_workers: int | None,
+    start_method: str | None,
+    isolate: bool | None,
+    recipe: Recipe,
+    on_fault: str,
+) -> tuple[Backend, str]:
+    if isinstance(backend, Backend):
+        return backend, "sessions with servers" if backend.name == "remote" else "given"
+    _check("backend", backend, BACKENDS)
+    reason, threads, mover = "asked for", False, None
+    if backend == "auto":
+        choice = decide(recipe, num_workers, isolate, on_fault)
+        backend, num_workers, isolate, threads = choice.backend, choice.num_workers, choice.isolate, choice.threads
+        reason = f"auto: {choice.reason}"
+        mover = Mover(choice.moves_below) if choice.moves_below else None
+        start_method = start_method if backend in ("pipe", "shm") else None
+    if start_method is not None and backend not in ("pipe", "shm"):
+        raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
+    if backend == "serial":
+        if num_workers not in (None, 1):
+            raise BadArgument(f"backend 'serial' has one worker, the caller; num_workers={num_workers} cannot be")
+        from envfleet.backends.serial import SerialBackend
+
+        return SerialBackend(), reason
+    if backend == "thread":
+        from envfleet.backends.thread import ThreadBackend
+
+        return ThreadBackend(num_workers), reason
+    if backend == "aio":
+        from envfleet.backends.aio import AioBackend
+
+        return AioBackend(num_workers), reason
+    if backend == "scripted":
+        from envfleet.backends.scripted import ScriptedBackend
+
+        return ScriptedBackend(num_workers), reason
+    if not hasattr(os, "fork"):
+        raise BackendMissing(backend, why="This system has no fork; use backend='thread' or 'serial'.")
+    if backend == "pipe":
+        from envfleet.backends.pipe import PipeBackend
+
+        return PipeBackend(num_workers, start_method, threads), reason
+    from envfleet.backends.shm import ShmBackend
+
+    return ShmBackend(num_workers, start_method, isolate=isolate is not False, mover=mover), reason
+
+
+def _check(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise BadArgument(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
+
+
+def _debug(debug: bool | None) -> bool:
+    return os.environ.get("ENVFLEET_DEBUG", "0") not in ("", "0") if debug is None else debug

@@ -1,0 +1,165 @@
+"""What a fleet knows of its slots: their state, seeds, tasks and last actions.
+
+Fleet and supervisor share one `Book`. It holds no reference to the fleet, so that no cycle keeps a dropped fleet alive.
+"""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from envfleet.backends.base import Turns
+from envfleet.errors import BadArgument
+from envfleet.faults.failure import Failure, load_value
+from envfleet.slots.factories import pickled
+from envfleet.slots.slab import Slab, Slots
+
+#: A slot as the fleet sees it: the caller's, sent, finished but not yet received.
+IDLE, OUT, DONE = 0, 1, 2
+
+#: In `assign`: leave this slot's task as it is.
+KEEP: Any = type("Keep", (), {"__repr__": lambda self: "KEEP"})()
+
+
+class Book:
+    """Per-slot state of one fleet.
+
+    Whose a slot is follows from three numbers: the turn it was last `given` (by the backend), the turn that is `done` (by
+    the backend, or by the supervisor for a row that it writes itself), and the turn the caller has `seen`. Each changes in
+    one step, so an exception between any two steps leaves a state that means something.
+    """
+
+    def __init__(self, given: Turns, done: Turns) -> None:
+        num_slots = len(given)
+        self.given, self.done = given, done
+        self.seen = given.copy()
+        self.met = given.copy()  # the turn the caller could have received: a recv or ready() has found it done
+        self.held = np.zeros(num_slots, bool)  # failed, and to be rebuilt before the caller gets the row
+        self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
+        self.actions: collections.deque[Any] = collections.deque(maxlen=8)  # (slots, actions) of the last sends
+        self._task_blobs: list[bytes] = []
+        self._task_ids: dict[bytes, int] = {}
+        self._num_told = 0  # tasks the workers know
+        self._late: dict[int, dict[str, int]] = {}
+
+    @property
+    def state(self) -> np.ndarray[Any, Any]:
+        """[slot] -> IDLE, OUT or DONE."""
+        is_done = (self.done == self.given) & ~self.held
+        state: np.ndarray[Any, Any] = (self.given != self.seen) * np.where(is_done, DONE, OUT)
+        return state
+
+    def meet(self) -> np.ndarray[Any, Any]:
+        """The state; what is done can from now on also be dropped by a reset."""
+        state = self.state
+        done = state == DONE
+        self.met[done] = self.given[done]
+        return state
+
+    def is_out(self, slot: int) -> bool:
+        """Whether the caller waits for this slot's row."""
+        return bool(self.given[slot] != self.seen[slot] and (self.done[slot] != self.given[slot] or self.held[slot]))
+
+    def task_value(self, task: int) -> Any:
+        """The task behind an id, None for -1."""
+        return pickle.loads(self._task_blobs[task]) if task >= 0 else None
+
+    def told_task(self, task: int) -> Any:
+        """The same for a fault's record. A task that can only be read by workers is told in words."""
+        value = load_value(self._task_blobs[task], "call") if task >= 0 else None
+        return f"<task {task}: {value.summary}>" if isinstance(value, Failure) else value
+
+    def task_id(self, value: Any, tell: Callable[[Mapping[int, bytes]], None]) -> int:
+        """The id of a task. A new one is told to the workers; equal values share an id and travel once."""
+        if value is None:
+            return -1
+        blob = pickled(value, "the task")
+        if blob not in self._task_ids:
+            self._task_blobs.append(blob)
+            self._task_ids[blob] = len(self._task_blobs) - 1
+        if self._num_told != len(self._task_blobs):  # also when the telling of an earlier one was interrupted
+            tell(dict(enumerate(self._task_blobs[self._num_told :], self._num_told)))
+            self._num_told = len(self._task_blobs)
+        return self._task_ids[blob]
+
+    def last_actions(self, slot: int) -> tuple[Any, ...]:
+        """The actions a slot was sent in the last few sends, oldest first."""
+        found = []
+        for slots, actions in self.actions:
+            at = int(np.searchsorted(slots, slot))
+            if actions is not None and at < len(slots) and slots[at] == slot:
+                found.append(actions[at])
+        return tuple(found)
+
+    def assign(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
+        """Write what the next reset of a slot uses, now or, while its row has not been received, with the next send."""
+        if (
+            self.given[slot] != self.seen[slot]
+        ):  # also when it is done: what comes of it must not depend on when it finished
+            self._late.setdefault(slot, {}).update(change)
+        else:
+            self._write(slab, slot, {**self._late.get(slot, {}), **change})  # what was said last holds
+            self._late.pop(slot, None)
+
+    @property
+    def has_late(self) -> bool:
+        """Whether something was assigned to a slot that is out."""
+        return bool(self._late)
+
+    def deliver_late(self, slab: Slab, slots: Slots) -> None:
+        """The slots are being sent: what was assigned while they were out goes with them."""
+        if self._late:
+            for slot in slots.tolist():
+                self._write(slab, slot, self._late.get(slot, {}))
+                self._late.pop(slot, None)
+
+    def _write(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
+        for name, value in change.items():
+            slab.head[name][slot] = value
+        if "next_seed" in change:
+            self.base_seed[slot] = change["next_seed"]
+
+
+def per_slot(what: str, values: Any, count: int, sequences: tuple[type, ...] = (list, tuple)) -> list[Any]:
+    """One value per slot: a sequence of the right length, or the same value for all."""
+    listed: list[Any] = [*values] if isinstance(values, sequences) else [values] * count  # type: ignore[misc]
+    if len(listed) != count:
+        raise BadArgument(f"{what} has {len(listed)} entries for {count} slots")
+    return listed
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed that fits the column.
+
+    Example:
+        >>> checked_seed(7)
+        7
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**63:
+        raise BadArgument(f"seed {seed!r}: give a whole number from 0 to 2**63 - 1, or None")
+    return int(seed)
+
+
+def checked_slots(slots: Any, everything: Slots) -> tuple[Slots, Slots | None]:
+    """Ascending slots, and the order that sorts what the caller gave along with them (None: already sorted)."""
+    if slots is None or slots is everything:
+        return everything, None
+    chosen = np.asarray(slots)
+    if chosen.dtype == bool and chosen.shape == everything.shape:
+        return np.flatnonzero(chosen), None
+    if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
+        raise BadArgument(f"slots={slots!r}: give a list of slot numbers, at least one")
+    chosen = chosen.astype(np.int64)
+    order = None
+    if (chosen[1:] <= chosen[:-1]).any():
+        order = np.argsort(chosen, kind="stable")
+        chosen = chosen[order]
+        if (np.diff(chosen) == 0).any():
+            raise BadArgument(f"slots={slots!r}: a slot is named twice")
+    if chosen[0] < 0 or chosen[-1] >= len(everything):
+        raise BadArgument(f"slots={slots!r}: this fleet has slots 0 … {len(everything) - 1}")
+    return chosen, order

@@ -1,0 +1,436 @@
+"""The supervisor: turns failures, lost workers and overrun deadlines into fault rows, restarts and quarantine.
+
+It stands between the fleet and its backend and is the only place that decides what happens after a fault. Slots are
+rebuilt where they sit: the REBUILD command of the one slot life.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from envfleet.backends.base import Backend, Loss
+from envfleet.core.slot_table import Book
+from envfleet.errors import FaultError, KeeperLost
+from envfleet.faults.failure import Failure, Fault, exit_words
+from envfleet.slots.layout import FAULT, QUARANTINED, REBUILD, RESET
+from envfleet.slots.slab import Slots
+
+_LOOK_S = 0.05
+#: Time between two looks counts as at most this much: whoever was not looking (the process was stopped, the caller computed
+#: for minutes) cannot say of a worker that it was silent.
+_MAX_GAP_S = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What to do after a fault. A slot gets `max_restarts` without a completed episode in between, then quarantine."""
+
+    on_fault: str = "raise"
+    max_restarts: int = 3
+    backoff_s: float = 0.1
+    max_backoff_s: float = 1.0
+
+    def delay_s(self, restarts: int) -> float:
+        """How long to wait before restart number `restarts` (from 1)."""
+        return min(self.max_backoff_s, self.backoff_s * 2.0 ** (restarts - 1))
+
+
+@dataclasses.dataclass
+class _Interrupted:
+    """What a fault row will say of the episode that was cut short."""
+
+    final_obs: list[Any]
+    head: dict[str, Any]
+
+
+class Supervisor:
+    """Per-slot fault state of one fleet.
+
+    `lost[slot]`: its env is gone or broken and is rebuilt when next sent. `pending[slot]`: a fault to be raised when the
+    slot is received.
+    """
+
+    def __init__(self, backend: Backend, policy: Policy, book: Book) -> None:
+        self.backend = backend
+        self.policy = policy
+        self.book = book
+        count = backend.recipe.num_slots
+        self.lost = np.zeros(count, bool)
+        self.quarantined = np.zeros(count, bool)
+        self.troubled = False  # whether any slot is lost, quarantined or pending: the fast path asks only this
+        self.has_written = False  # whether commands were written since the fleet last wrote them all
+        self.restarts = np.zeros(count, np.int64)
+        self.has_restarts = False  # whether any slot has some on its account: the fast path asks only this
+        self.faults: list[Fault] = []
+        self.num_losses = np.zeros(count, np.int64)  # how often a slot's worker was lost, whether that was news or not
+        self.pending: dict[int, Fault] = {}
+        self._due: dict[int, float] = {}  # slot -> when to rebuild it
+        self._interrupted: dict[int, _Interrupted] = {}
+        self._suspect: dict[int, tuple[tuple[int, str, float], float]] = {}  # pulse -> what it said, and since when
+        self._out_turn = np.zeros(count, np.uint32)  # [slot]: the turn in which it was last seen out
+        self._out_time = np.zeros(count)  # and the watched time when that was first seen
+        self._last_look = backend.now()
+        self._watched_s = 0.0  # the time spent looking
+        self._lost_at = np.zeros(count, np.uint32)  # the turn in which a slot was lost
+        self._rebuilds = np.zeros(count, np.int64)
+
+    # -- what the backend brings ---------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Deal with what the backend has met: failures, lost workers, lost slots that have come back.
+
+        Everything is removed from the backend's lists after it has been dealt with. If this is interrupted it is dealt with
+        again, which changes nothing: a fault is known by its slot and turn.
+        """
+        backend = self.backend
+        if backend.is_broken:
+            self.troubled = True
+            raise KeeperLost
+        if self.troubled:
+            self._take_back()  # first: what has come back may be lost again by what follows
+        while backend.failures:
+            slot, failure = next(iter(backend.failures.items()))
+            self._failed(slot, failure)
+            del backend.failures[slot]
+        while backend.losses:
+            self._worker_lost(backend.losses[0])
+            backend.losses.popleft()
+        if self.troubled:
+            self._take_back()
+
+    def credit(self, slots: list[int] | Slots) -> None:
+        """A completed episode clears the slot's count of restarts."""
+        if self.has_restarts:
+            slab = self.backend.slab
+            ended = slab.ended(slots) & (slab.head["status"][slots] != FAULT)
+            self.restarts[np.asarray(slots, np.int64)[ended]] = 0
+            self.has_restarts = bool(self.restarts.any())
+
+    def _take_back(self) -> None:
+        """Lost slots that were rebuilt and are done: their rows say what became of the episode that was cut short."""
+        book = self.book
+        back = self.lost & (book.given != self._lost_at) & (book.done == book.given) & ~book.held & ~self.quarantined
+        for slot in np.flatnonzero(back).tolist():
+            if slot in self.pending or slot in self.backend.failures:
+                continue
+            interrupted = self._interrupted.get(slot)
+            if interrupted is not None:
+                self._write_fault_row(slot, interrupted, FAULT)
+                self._interrupted.pop(slot)
+            self.lost[slot] = False
+        self._look_for_trouble()
+
+    def _failed(self, slot: int, failure: Failure) -> None:
+        is_out = bool(self.book.given[slot] != self.book.seen[slot])
+        told = {"failure": failure, "traceback": failure.traceback}
+        fault = self._record(slot, "failed", failure.phase, failure.summary, is_out, True, **told)
+        self._handle(fault, counts=True, is_out=is_out)
+
+    def _worker_lost(self, loss: Loss) -> None:
+        """Every slot of the worker has lost its env: the one it was in, and those that shared it."""
+        slots = np.flatnonzero(self.backend.worker_of == loss.worker).tolist()
+        self.num_losses[slots] += 1
+        words = exit_words(loss.exit_code)
+        culprit = loss.slot
+        if loss.overrun:
+            slots.sort(key=lambda slot: slot != culprit)  # the one that began it first
+        for slot in slots:
+            if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.book.given[slot]):
+                continue
+            is_out = self.book.is_out(slot)
+            told: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
+            if slot == culprit:
+                kind, cause = ("timeout", loss.overrun) if loss.overrun else ("lost", f"the worker process {words}")
+                fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **told)
+            else:
+                what = f"timed out in {loss.phase}" if loss.overrun else f"was in {loss.phase} when the process {words}"
+                shared = f"it shared worker {loss.worker} with slot {culprit}, which {what}"
+                idle = " while idle" if loss.phase == "idle" else ""
+                cause = shared if culprit >= 0 else f"the worker process {words}{idle}"
+                told["shared_with"] = culprit if culprit >= 0 else None
+                fault = self._record(slot, "lost", "step" if is_out else "idle", cause, is_out, True, **told)
+            # Only the slot that brought the worker down pays from its budget; with none known, all do.
+            self._handle(fault, counts=slot == culprit or culprit < 0, is_out=is_out)
+
+    # -- deadlines -----------------------------------------------------------------------------------------------
+
+    def look(self, force: bool = False) -> None:
+        """Find calls past their deadline; at most every 50 ms unless forced."""
+        backend = self.backend
+        now = backend.now()
+        if not backend.has_deadlines or (not force and now - self._last_look < _LOOK_S):
+            return
+        self._watched_s += min(now - self._last_look, _MAX_GAP_S)
+        self._last_look = now
+        for i, pulse in enumerate(backend.pulses):
+            slot, phase, since = seen = pulse.read()
+            limit = backend.recipe.timeout_s(phase)
+            if not 0 <= slot < len(self.lost) or phase == "idle" or now - since <= limit:
+                self._suspect.pop(i, None)
+                continue
+            said, first = self._suspect.get(i, (None, now))
+            if said != seen:
+                self._suspect[i] = (seen, now)  # seen twice, and a moment apart: see Pulse
+            elif now - first >= min(0.5, 0.1 * limit):
+                self._suspect.pop(i)
+                setting = phase if phase in ("init", "reset") else "step"
+                words = f"{phase} took longer than {setting}_timeout_s={limit:g}"
+                self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
+        self._look_for_silence(now)
+        if not force:
+            backend.mind(self._free)
+
+    def _free(self) -> Slots:
+        """Slots whose env is there and idle."""
+        book = self.book
+        free: Slots = ((book.given == book.done) & ~book.held & ~self.lost & ~self.quarantined).nonzero()[0]
+        return free
+
+    def _look_for_silence(self, now: float) -> None:
+        """Find slots that are out, though their worker's pulse says nothing that would explain it.
+
+        A worker that was stopped, whose interpreter is blocked by a thread or a signal handler of the env, or that has lost a
+        message, looks idle for ever. Only time in which somebody looked counts.
+        """
+        backend, book, recipe = self.backend, self.book, self.backend.recipe
+        out = book.given != book.done
+        fresh = out & (self._out_turn != book.given)
+        self._out_turn[fresh], self._out_time[fresh] = book.given[fresh], self._watched_s
+        shortest = min(recipe.step_timeout_s, recipe.reset_timeout_s, recipe.init_timeout_s)
+        for slot in np.flatnonzero(out & (self._watched_s - self._out_time > shortest)).tolist():
+            if not backend.has_deadline(slot):
+                continue
+            phase = {RESET: "reset", REBUILD: "init"}.get(int(backend.slab.head["command"][slot]), "step")
+            waited_s, limit = self._watched_s - float(self._out_time[slot]), recipe.timeout_s(phase)
+            said, _, since = backend.pulse_of(slot).read()
+            is_idle = backend.can_kill and said < 0 and min(waited_s, now - since) > limit
+            # One turn may step, close, build and reset; and those of its worker's other slots may come first.
+            longest = 2 * recipe.step_timeout_s + recipe.init_timeout_s + recipe.reset_timeout_s
+            if is_idle or waited_s > longest * (1 + -(-len(self.lost) // backend.num_workers)):
+                words = (
+                    f"no answer within {phase}_timeout_s={limit:g}, and its worker says that it does nothing: "
+                    "it was stopped, or the environment left something behind that blocks its interpreter"
+                )
+                self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
+                return  # the other slots of the same worker went with it
+
+    def look_for_silent_calls(self, slots: set[int], begun_s: float) -> None:
+        """As `_look_for_silence`, for slots of which an answer to a call is wanted since `begun_s` (watched time)."""
+        backend, limit = self.backend, self.backend.recipe.timeout_s("call")
+        waited_s = self._watched_s - begun_s
+        for slot in sorted(slots) if waited_s > limit and backend.has_deadlines else ():
+            said, _, since = backend.pulse_of(slot).read()
+            is_idle = backend.can_kill and said < 0 and min(waited_s, backend.now() - since) > limit
+            if backend.has_deadline(slot) and (is_idle or waited_s > limit * (1 + len(self.lost))):
+                words = f"no answer to a call within step_timeout_s={limit:g}, and its worker says that it does nothing"
+                self._timed_out(int(backend.worker_of[slot]), slot, "call", words)
+                return  # the other slots of the same worker went with it
+
+    @property
+    def watched_s(self) -> float:
+        """The time in which somebody has looked at the workers so far."""
+        return self._watched_s
+
+    def next_look_s(self) -> float:
+        """How long to wait before looking at deadlines again, or until a rebuild is due if that is sooner."""
+        if not self._due:
+            return _LOOK_S
+        return max(0.001, min(_LOOK_S, min(self._due.values()) - self.backend.now()))
+
+    def _timed_out(self, worker: int, slot: int, phase: str, words: str) -> None:
+        if self.backend.can_kill:
+            self.backend.overrun(worker, slot, phase, words)
+            self.take()
+            return
+        is_out = self.book.is_out(slot)
+        fault = self._record(slot, "timeout", phase, words, is_out, worker=worker, stack=self.backend.kill(worker))
+        self._handle(fault, counts=True, is_out=is_out, gone=not self.backend.can_rebuild_abandoned)
+
+    # -- what is done about it -----------------------------------------------------------------------------------
+
+    def _delivered(self, slot: int, is_out: bool) -> tuple[Any, list[Any]]:
+        """The row as the caller last got it, or will get it next. `is_out`: the one being written now is not coming."""
+        row: tuple[Any, list[Any]] = self.backend.delivered(slot) if is_out else self.backend.slab.delivered(slot, -1)
+        return row
+
+    def _record(
+        self, slot: int, kind: str, phase: str, cause: str, is_out: bool = False, once: bool = False, **more: Any
+    ) -> Fault:
+        """Add a fault to the list. `once`: not if the same one is there, because dealing with it was interrupted."""
+        turn, live = int(self.book.given[slot]), self.backend.slab.head[slot]
+        for known in reversed(self.faults[-2 * len(self.lost) :] if once else ()):
+            if (known.slot, known.turn, known.kind, known.phase, known.cause) == (slot, turn, kind, phase, cause):
+                return known
+        head, _ = self._delivered(slot, is_out)
+        running = int(head["started"]) - 1
+        same = int(head["episode"]) == running and not self.backend.slab.has_ended(head)
+        named = live if phase in ("init", "reset") else head  # a reset that fails has its own seed and task
+        seed = int(named["now_seed"])
+        more.setdefault("worker", int(self.backend.worker_of[slot]))
+        fault = Fault(
+            slot=slot,
+            kind=kind,
+            phase=phase,
+            cause=cause,
+            episode=running,
+            step=(int(head["step"]) + 1 if same else 0) if running >= 0 else -1,
+            seed=None if seed < 0 else seed,
+            task=self.book.told_task(int(named["now_task"])),
+            last_actions=self.book.last_actions(slot),
+            time_s=self.backend.now(),
+            turn=turn,
+            **more,
+        )
+        self.faults.append(fault)
+        return fault
+
+    def _handle(self, fault: Fault, counts: bool, is_out: bool, gone: bool = False) -> None:
+        """Decide what becomes of the slot. `is_out`: the caller waits for its row; else it has the last one."""
+        slot, book = fault.slot, self.book
+        self.troubled = True
+        if is_out and slot not in self._interrupted:
+            self._interrupted[slot] = self._interrupt(slot, fault, is_out)
+        self._lost_at[slot] = book.given[slot]
+        self.lost[slot] = True
+        if not is_out:
+            return  # the caller learns of the fault when it sends the slot again
+        if self.policy.on_fault == "raise":
+            self.pending[slot] = fault
+            self.quarantined[slot] |= gone
+            self._interrupted.pop(slot)
+            book.done[slot] = book.given[slot]
+            return
+        self.restarts[slot] += counts
+        self.has_restarts |= counts
+        if gone or self.restarts[slot] > self.policy.max_restarts:
+            self.quarantined[slot] = True
+            self._write_fault_row(slot, self._interrupted[slot], QUARANTINED)
+            self._interrupted.pop(slot)
+            book.done[slot] = book.given[slot]
+            return
+        delay = self.policy.delay_s(int(self.restarts[slot])) if counts else 0.0
+        book.held[slot] = True
+        self._due[slot] = self.backend.now() + delay
+
+    def _interrupt(self, slot: int, fault: Fault, is_out: bool) -> _Interrupted:
+        head, obs = self._delivered(slot, is_out)
+        same = int(head["episode"]) == fault.episode
+        named = self.backend.slab.head[slot] if fault.phase in ("init", "reset") else head
+        return _Interrupted(
+            final_obs=obs,
+            head={
+                "episode": fault.episode,
+                "step": fault.step,
+                "length": max(fault.step, 0),
+                "ep_return": head["ep_return"].copy() if same and fault.step > 0 else 0.0,
+                "task": int(named["now_task"]),
+                "seed": int(named["now_seed"]),
+                # Of many agents those that took part: they had an observation, or their transition was open.
+                "truncated": head["active"] | head["pending"] if self.backend.slab.layout.agents else True,
+            },
+        )
+
+    def _write_fault_row(self, slot: int, interrupted: _Interrupted, status: int) -> None:
+        slab = self.backend.slab
+        row = slab.head[slot : slot + 1]
+        for name, value in interrupted.head.items():
+            row[name] = value
+        row["reward"], row["terminated"], row["scored"] = 0.0, False, False
+        row["over"], row["status"] = True, status
+        slab.restore_final_obs(slot, interrupted.final_obs)
+        if status == QUARANTINED:
+            row["active"] = row["pending"] = False
+            slab.clear_obs(slot)
+            self.backend.info.pop(slot, None)
+        self.backend.final_info.pop(slot, None)
+
+    def rebuild_due(self) -> None:
+        """Send the slots whose time has come to be rebuilt."""
+        if not self._due:
+            return
+        now = self.backend.now()
+        for slot in [slot for slot in self._due if self.book.given[slot] != self._lost_at[slot]]:
+            self._was_sent(slot)  # before an interrupt
+        slots = sorted(slot for slot, when in self._due.items() if when <= now)
+        if slots:
+            self.prepare_rebuild(slots)
+            self.backend.submit(
+                np.array(slots, np.int64)
+            )  # when it raises they are still due: the next recv tries again
+            for slot in slots:
+                self._was_sent(slot)
+
+    def _was_sent(self, slot: int) -> None:
+        self.book.held[slot] = False
+        del self._due[slot]
+
+    def prepare_rebuild(self, slots: list[int]) -> None:
+        """Write the REBUILD command. A rebuilt env has no random stream to go on with: it gets a seed of its own,
+        spawned from the last one the slot was given, so that the same run takes the same way again."""
+        head = self.backend.slab.head
+        self.has_written = self.has_written or bool(slots)
+        for slot in slots:
+            head["command"][slot] = REBUILD
+            self._rebuilds[slot] += 1
+            base = int(self.book.base_seed[slot])
+            if head["next_seed"][slot] < 0 and base >= 0:
+                spawned = np.random.SeedSequence(base, spawn_key=(int(self._rebuilds[slot]),))
+                head["next_seed"][slot] = int(spawned.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+    def sent_lost(self, slot: int) -> None:
+        """A slot that was lost while the caller had it is sent: what comes back is a fault row."""
+        if self.policy.on_fault == "raise":
+            raise self.last_fault(slot).error()
+        if slot not in self._interrupted:
+            self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot), False)
+
+    def reset_lost(self, slot: int) -> None:
+        """A lost slot is reset: nobody wants to know what became of its episode, also if a send had begun to ask."""
+        self._interrupted.pop(slot, None)
+
+    def last_fault(self, slot: int) -> Fault:
+        """The newest fault of a slot."""
+        for fault in reversed(self.faults):
+            if fault.slot == slot:
+                return fault
+        return self._record(slot, "lost", "idle", "its environment is gone")
+
+    def quarantine_row(self, slot: int) -> None:
+        """What a quarantined slot comes back with, at once: nothing happened, nothing is to be learnt."""
+        row = self.backend.slab.head[slot : slot + 1]
+        row["reward"], row["terminated"], row["truncated"] = 0.0, False, False
+        row["scored"], row["active"], row["pending"], row["over"] = False, False, False, False
+        row["status"] = QUARANTINED
+        turn = self.book.given[slot] + np.uint32(1)
+        self.book.done[slot] = turn  # in this order: between the two lines it is still the caller's
+        self.book.given[slot] = turn
+
+    def raise_pending(self, slots: list[int]) -> None:
+        """Raise the first fault among slots that are being received; all of them are then the caller's again."""
+        faults = [self.pending[slot] for slot in slots if slot in self.pending]
+        if not faults:
+            return
+        faults.sort(key=lambda fault: fault.shared_with is not None)  # the slot that began it first
+        error: FaultError = faults[0].error()
+        for other in faults[1:]:
+            error.add_note(f"also: {other}")
+        for fault in faults:
+            self.book.seen[fault.slot] = self.book.given[fault.slot]
+            self.pending.pop(fault.slot, None)
+        raise error
+
+    def note_close(self, slot: int, problem: Failure | Loss) -> Fault:
+        """Record what went wrong in closing a slot."""
+        if isinstance(problem, Failure):
+            text: dict[str, Any] = {"stack" if problem.kind == "timeout" else "traceback": problem.traceback}
+            return self._record(max(slot, 0), problem.kind, problem.phase, problem.summary, failure=problem, **text)
+        cause = f"the worker process {exit_words(problem.exit_code)}"
+        return self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
+
+    def _look_for_trouble(self) -> None:
+        self.troubled = bool(
+            self.lost.any() or self.quarantined.any() or self.pending or self._interrupted or self._due
+        )

@@ -1,0 +1,1 @@
+"""Environments of many agents in a slot."""

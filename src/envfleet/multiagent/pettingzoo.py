@@ -1,0 +1,242 @@
+"""PettingZoo environments in a slot: a seat around the env says, after every call, what each agent saw, earned and owes.
+
+Dead steps, births, deaths and rewards that come before an agent's next turn are settled here, so that nothing above has
+to know of them. PettingZoo itself is not imported: what has its interface is taken for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from envfleet.multiagent.agent_env import Seat
+from envfleet.slots.env_contract import checked_info, number_of, unpack_result
+
+
+def is_many_agents(env: Any) -> bool:
+    """Whether an env is PettingZoo's: AEC or parallel, by its class or by what it has."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    if pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv)):
+        return True
+    return isinstance(env, Seat) or (
+        hasattr(env, "possible_agents")
+        and callable(getattr(env, "observation_space", None))
+        and callable(getattr(env, "action_space", None))
+    )
+
+
+def seated(env: Any, with_state: bool = False) -> Any:
+    """The env in a seat, if it has many agents; any other env as it is.
+
+    Example:
+        >>> seated("not an env of many agents")
+        'not an env of many agents'
+    """
+    if isinstance(env, Seat) or not is_many_agents(env):
+        return env
+    turns = callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None))
+    return AecSeat(env, with_state) if turns else ParallelSeat(env, with_state)
+
+
+class WithState:
+    """A factory whose envs tell their `state()` too: the columns `state` and `final_state`."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self) -> Any:
+        """Build one env and seat it."""
+        env = self.inner()
+        if not is_many_agents(env):
+            raise TypeError(f"with_state=True is for environments of many agents; {type(env).__name__} has one")
+        return seated(env, with_state=True)
+
+
+class ParallelSeat(Seat):
+    """A ParallelEnv: everyone with an observation acts at once."""
+
+    def __init__(self, env: Any, with_state: bool = False) -> None:
+        super().__init__(env, with_state)
+        # The env's own methods: a step costs no call more.
+        self.step, self.reset = env.step, env.reset  # type: ignore[method-assign]
+
+    def reset(self, **kwargs: Any) -> Any:
+        """The env's."""
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        """The env's."""
+        return self.env.step(action)
+
+    def actions(self, each: list[Any]) -> dict[Any, Any]:
+        """The argument of `step` from one action per agent: those of active agents."""
+        return {agent: action for agent, action, active in zip(self.agents, each, self.active) if active}
+
+    def begin(self, result: Any) -> None:
+        """Read what `reset` returned."""
+        obs, infos = unpack_result(result, 2, "reset")
+        self.infos = checked_info(infos)
+        self._open_row()
+        self._clear()
+        for i, agent in enumerate(self.agents):
+            if agent in obs:
+                self._show(i, obs[agent])
+        if True not in self.active:
+            raise RuntimeError("reset() returned no agent's observation, so nobody can act")
+        self.over = False
+        if self._with_state:
+            self._tell_state("state")
+
+    def take(self, result: Any) -> None:
+        """Read what `step` returned."""
+        obs, rewards, terminated, truncated, infos = unpack_result(result, 5, "step")
+        for name, value in zip(("obs", "rewards", "terminations", "truncations"), result):
+            if not isinstance(value, Mapping):
+                raise TypeError(f"step() returned {name} as {type(value).__name__}, not as a dict by agent")
+        self.infos = checked_info(infos)
+        self._open_row()
+        alive = frozenset(self.env.agents)
+        if not alive <= self.index.keys():
+            self._place_of(min(alive - self.index.keys()))
+        living = False
+        for i, agent in enumerate(self.agents):
+            opened = self.active[i] or self.pending[i]
+            if agent in rewards:
+                self.earned[i] = number_of(rewards[agent])
+                if opened:
+                    self._owed[i] += self.earned[i]
+            ends, cut = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
+            there = agent in alive and not (ends or cut)
+            living |= there
+            if there and agent in obs:
+                self._show(i, obs[agent])
+                self.scored[i], self.pending[i] = opened, False
+                self.reward[i], self._owed[i] = self._owed[i], 0.0
+                continue
+            if self.active[i]:
+                self._remember(i)
+                self._hide(i)
+            self.pending[i] = opened and there  # it lives on without an observation: its transition stays open
+            if opened and not there:
+                # One that is gone without a word has reached an end it could not see.
+                self._finish(i, obs.get(agent), ends or not cut, cut)
+        self.over = not living
+        if self._with_state:
+            self._tell_state("final_state" if self.over else "state")
+
+
+class AecSeat(Seat):
+    """An AECEnv: one agent acts at a time; what it earns is known at its next turn, or at its end."""
+
+    def __init__(self, env: Any, with_state: bool = False) -> None:
+        super().__init__(env, with_state)
+        self._bare = _below_wrappers(env)
+
+    def reset(self, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Reset the env; gives what the first agent sees."""
+        self.env.reset(**kwargs)
+        return self._settle()
+
+    def step(self, action: Any) -> list[tuple[Any, Any]]:
+        """The active agent acts; gives what agents were told until the next one is to act, the ended ones first."""
+        self.env.step(action)
+        return self._settle()
+
+    def _settle(self) -> list[tuple[Any, Any]]:
+        env, told, removed = self.env, [], False
+        bare = self._bare or env
+        while bare.agents:
+            agent = bare.agent_selection
+            last = env.last() if bare is env else _last(env, bare, agent)
+            told.append((agent, last))
+            if not (last[2] or last[3]):
+                return told
+            if self._with_state and not removed:
+                self._tell_state("final_state")
+            removed = True
+            before = len(bare.agents)
+            env.step(None)
+            if len(bare.agents) >= before:
+                raise RuntimeError(f"agent {agent!r} has ended, but step(None) did not remove it from `agents`")
+        return told
+
+    def actions(self, each: list[Any]) -> Any:
+        """The argument of `step`: the action of the active agent."""
+        return each[self.active.index(True)]
+
+    def begin(self, told: list[tuple[Any, Any]]) -> None:
+        """Read what the first agent sees."""
+        self._clear()
+        self._open_row()
+        self._hear(told)
+        if self.over:
+            raise RuntimeError("reset() left no agent that can act")
+
+    def take(self, told: list[tuple[Any, Any]]) -> None:
+        """Read what agents were told after a step."""
+        self._open_row()
+        acted = self.active.index(True)
+        self._remember(acted)
+        self._hide(acted)
+        self.pending[acted] = True
+        self._hear(told)
+        if self.over:
+            for i, waits in enumerate(self.pending):
+                if waits:
+                    self._vanished(i)
+
+    def _hear(self, told: list[tuple[Any, Any]]) -> None:
+        self.infos = {}
+        self.over = True
+        for agent, last in told:
+            obs, reward, terminated, truncated, info = last if len(last) == 5 else unpack_result(last, 5, "step")
+            i = self._place_of(agent)
+            self.infos[agent] = checked_info(info)
+            self._owed[i] = number_of(reward)
+            self.earned[i] += self._owed[i]
+            if terminated or truncated:
+                if self.pending[i]:
+                    self._finish(i, obs, bool(terminated), bool(truncated))
+            else:
+                self._show(i, obs)
+                self.scored[i] = self.pending[i]
+                self.reward[i] = self._owed[i] if self.pending[i] else 0.0
+                self.over = False
+            self._owed[i], self.pending[i] = 0.0, False
+        if self._with_state and not self.over:
+            self._tell_state("state")
+
+    def _vanished(self, i: int) -> None:
+        """The episode is over and this agent was never told: the env emptied `agents` without its dead step."""
+        agent = self.agents[i]
+        self.earned[i] += number_of(self.env._cumulative_rewards.get(agent, 0.0))
+        self._owed[i] = self.earned[i]
+        cut = bool(self.env.truncations.get(agent, False))
+        self._finish(i, None, bool(self.env.terminations.get(agent, False)) or not cut, cut)
+        self.pending[i] = False
+
+
+def _below_wrappers(env: Any) -> Any:
+    """The env below PettingZoo's own wrappers, when what agents are told can be read there; None when it cannot.
+
+    Every attribute of a wrapped env is looked up through all its wrappers, a dozen of them a step. PettingZoo's own change
+    nothing but actions and checks and keep their state below; of any other wrapper nothing is known.
+    """
+    inner = env
+    while type(inner).__module__.startswith("pettingzoo.utils.wrappers.") and hasattr(inner, "env"):
+        inner = inner.env
+    known = getattr(sys.modules.get("pettingzoo"), "AECEnv", None)
+    own = known is not None and isinstance(inner, known) and type(inner).last is known.last
+    return inner if own and inner is not env and inner.unwrapped is inner else None
+
+
+def _last(env: Any, bare: Any, agent: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """What `env.last()` gives."""
+    return (
+        env.observe(agent),
+        bare._cumulative_rewards[agent],
+        bare.terminations[agent],
+        bare.truncations[agent],
+        bare.infos[agent],
+    )

@@ -1,0 +1,95 @@
+"""What a client can be told, and what it counts."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from envfleet.errors import BadArgument
+from envfleet.remote import wire
+from envfleet.remote.session_queue import CapacityTable
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """The options of a client; every one is a keyword argument of `HttpEnvClient` and `AsyncEnvClient`.
+
+    Args:
+        headers: sent with the handshake; `token` adds `Authorization: Bearer …`.
+        connect_timeout_s: for one try at one server.
+        message_timeout_s: for one request; `reset`, `step` and `state` take their own `timeout_s`.
+        capacity_timeout_s: how long to wait for a free session before CapacityReached surfaces.
+        down_timeout_s: how long to keep trying when no server answers at all.
+        max_message_bytes: larger answers are refused (MessageTooBig).
+        ping_interval_s, ping_timeout_s: WebSocket keep-alive.
+        compression: permessage-deflate; it costs CPU and helps only on slow lines.
+        ssl_context: for https/wss; None verifies certificates with the system's roots.
+        binary: offer raw bytes for arrays to servers of ours; without it they are sent as text.
+        repeats: what an answer means that is the same, byte for byte, as an earlier one of a server that does not
+            number its answers: "check" asks the server's `state` whether it is a duplicate; "fault" takes it for one,
+            for environments whose answers never repeat (a step counter or a time in each).
+        step_counts: whether the `step_count` of such a server's `state` must agree with the steps taken.
+        capacity: the table of sessions to share; None is the one of this process.
+    """
+
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    connect_timeout_s: float = 10.0
+    message_timeout_s: float = 60.0
+    capacity_timeout_s: float = 60.0
+    down_timeout_s: float = 0.0
+    max_message_bytes: int = 100 * 2**20
+    ping_interval_s: float | None = 20.0
+    ping_timeout_s: float | None = 20.0
+    compression: bool = False
+    ssl_context: ssl.SSLContext | None = None
+    binary: bool = True
+    repeats: Literal["check", "fault"] = "check"
+    step_counts: bool = True
+    capacity: CapacityTable | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ClientConfig:
+        """From keyword arguments; an unknown one is a BadArgument that lists the known."""
+        known = [each.name for each in fields(cls)]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise BadArgument(f"unknown client options {unknown}; there are {', '.join(known)}")
+        if options.get("repeats", "check") not in ("check", "fault"):
+            raise BadArgument(f"repeats={options['repeats']!r}: choose 'check' or 'fault'")
+        return cls(**options)
+
+
+@dataclass
+class ClientStats:
+    """What a client has seen: counts, and the seconds it spent waiting for capacity and for answers.
+
+    `dropped` counts answers that came to nobody's question any more, `checks` the questions asked to find such answers
+    out, `renewed` the sessions that had ended, or had said something unasked, and were replaced at a reset.
+    """
+
+    steps: int = 0
+    resets: int = 0
+    connects: int = 0
+    refusals: int = 0
+    interruptions: int = 0
+    dropped: int = 0
+    checks: int = 0
+    renewed: int = 0
+    waited_s: float = 0.0
+    answered_s: float = 0.0
+
+
+def endpoints_of(url: Any, config: ClientConfig) -> dict[str, wire.Endpoint]:
+    """The servers of a URL, a list of them, or a mapping with `env_url`."""
+    if isinstance(url, Mapping):
+        if "env_url" not in url:
+            raise BadArgument("a client's mapping needs the key 'env_url'")
+        url = url["env_url"]
+    urls = [url] if isinstance(url, str) else list(url)
+    if not urls:
+        raise BadArgument("a client needs at least one server address")
+    parsed = [wire.Endpoint.parse(each, config.headers, config.token) for each in urls]
+    return {endpoint.public: endpoint for endpoint in parsed}

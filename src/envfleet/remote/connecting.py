@@ -1,0 +1,108 @@
+"""How a session is opened: wait for a turn, try a server, and believe it only when it has answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from envfleet.remote import remote_errors
+from envfleet.remote.client_config import ClientConfig, ClientStats
+from envfleet.remote.exact_protocol import BadFrame, Message
+from envfleet.remote.session_queue import CapacityTable, Ticket
+from envfleet.remote.wire import Endpoint
+
+_log = logging.getLogger("envfleet.remote")
+
+
+class Opener:
+    """Opens sessions for one client, wherever there is room."""
+
+    def __init__(
+        self, endpoints: Mapping[str, Endpoint], config: ClientConfig, table: CapacityTable, stats: ClientStats
+    ) -> None:
+        self._endpoints, self._config, self._table, self._stats = endpoints, config, table, stats
+
+    async def open(self) -> tuple[Any, str, Message]:
+        """A session: its Link, its server, and the answer to its first `state`."""
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(woken.set)
+
+        ticket = self._table.enter(tuple(self._endpoints), wake)
+        started = time.monotonic()
+        last: remote_errors.CapacityReached | None = None
+        try:
+            while True:
+                waited = time.monotonic() - started
+                choice = self._table.choose(ticket)
+                if isinstance(choice, str):
+                    found = await self._try(ticket, choice)
+                    if isinstance(found, tuple):
+                        return found
+                    last = found or last
+                    continue
+                self._give_up(ticket, waited, last)
+                woken.clear()
+                try:
+                    await asyncio.wait_for(woken.wait(), choice)
+                except TimeoutError:
+                    pass  # nobody called: look at the table again
+        finally:
+            self._table.leave(ticket)
+            self._stats.waited_s += time.monotonic() - started
+
+    def _give_up(self, ticket: Ticket, waited: float, last: remote_errors.CapacityReached | None) -> None:
+        """Raise when there is no point in waiting on, or no time left for it."""
+        down = self._table.all_down(ticket.urls)
+        if down and waited >= self._config.down_timeout_s:
+            reasons = "; ".join(ticket.failures.get(url, "down") for url in ticket.urls)
+            raise remote_errors.ConnectFailed(", ".join(ticket.urls), reasons)
+        if down and self._table.is_news(ticket.urls):
+            wait_s = self._config.down_timeout_s
+            _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(ticket.urls), wait_s)
+        if not down and waited >= self._config.capacity_timeout_s:
+            active, most = (last.active, last.max) if last else (None, None)
+            raise remote_errors.CapacityReached(", ".join(ticket.urls), active, most, round(waited, 3))
+
+    async def _try(self, ticket: Ticket, url: str) -> tuple[Any, str, Message] | remote_errors.CapacityReached | None:
+        """One try at one server. Connected does not mean served: only an answer to a probe does."""
+        from envfleet.remote.link import open_link
+
+        link = None
+        try:
+            link = await open_link(self._endpoints[url], self._config)
+            try:
+                first = await link.ask(link.frame("state"), self._config.connect_timeout_s)
+            except remote_errors.Closed:
+                first = link.early() or Message("error", {"message": "closed at once", "code": "SESSION_ERROR"})
+            except remote_errors.Unsolicited as gone:
+                first = gone.message
+            failure = remote_errors.from_frame(first.data, url) if first.kind == "error" else None
+            if isinstance(failure, remote_errors.CapacityReached):
+                raise failure
+            if isinstance(failure, remote_errors.SessionRefused):
+                raise remote_errors.ConnectFailed(url, str(failure))
+            if link.is_exact and (first.kind != "state" or not isinstance(first.data, dict)):
+                raise BadFrame(f"{first.kind[:40]!r} is no answer to state")
+            # Any other answer, an environment without a usable state included, means there is a session.
+            self._table.opened(ticket)
+            self._stats.connects += 1
+            opened, link = link, None
+            return opened, url, first
+        except remote_errors.CapacityReached as full:
+            self._stats.refusals += 1
+            self._table.refused(ticket, full.active, full.max)
+            return full
+        except remote_errors.Unauthorized:
+            raise
+        except (remote_errors.ConnectFailed, TimeoutError, BadFrame) as error:
+            self._table.failed(ticket, getattr(error, "why", str(error)) or "no answer to the first message")
+            return None
+        finally:
+            if link is not None:
+                link.abort()

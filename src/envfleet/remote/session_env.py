@@ -1,0 +1,101 @@
+"""A seat: the environment of one session at a time, as the engine's slots see it.
+
+The engine builds all its slots when a fleet starts; a server must not build an environment before somebody asks
+for it, and must not hand one client's environment to the next. A seat therefore has the spaces from the start and
+builds the environment inside when a session opens, closing the one before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+from gymnasium.vector.utils import create_empty_array
+
+from envfleet.remote.space_codec import Dialect
+
+SEAT = "envfleet.multiagent.agent_env"  # the reset option that opens ("open") or empties ("empty") a seat
+
+
+class Seat(gymnasium.Env[Any, Any]):
+    """A place for one session's environment; `reset(options={SEAT: "open"})` builds a new one."""
+
+    def __init__(self, factory: Callable[[], Any], dialect: Dialect) -> None:
+        self._factory = factory
+        self._env: Any = None
+        self.observation_space, self.action_space = dialect.observation_space, dialect.action_space
+        self._nothing = blank(dialect.observation_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment inside, after opening or emptying the seat if the options say so."""
+        what, rest = _split(options)
+        if what is not None:
+            self.close()
+        if what == "empty":
+            return self._nothing, {}
+        if self._env is None:
+            self._env = self._factory()
+        return self._env.reset(seed=seed, options=rest)  # type: ignore[no-any-return]
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment inside."""
+        return self._env.step(action)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close the environment inside, if there is one."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+
+class AsyncSeat(Seat):
+    """A seat for environments with coroutines."""
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment inside, after opening or emptying the seat if the options say so."""
+        result = super().reset(seed=seed, options=options)
+        return await result if inspect.isawaitable(result) else result
+
+    async def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        """Step the environment inside."""
+        result = super().step(action)
+        return await result if inspect.isawaitable(result) else result
+
+
+@dataclass(frozen=True)
+class SeatFactory:
+    """Builds seats; travels to the workers with the environment's own factory inside."""
+
+    factory: Callable[[], Any]
+    dialect: Dialect
+    is_async: bool = False
+
+    def __call__(self) -> Seat:
+        """Build one seat."""
+        return (AsyncSeat if self.is_async else Seat)(self.factory, self.dialect)
+
+
+def _split(options: dict[str, Any] | None) -> tuple[str | None, dict[str, Any] | None]:
+    if not options or SEAT not in options:
+        return None, options
+    rest = {key: value for key, value in options.items() if key != SEAT}
+    return options[SEAT], rest or None
+
+
+def blank(space: gymnasium.Space[Any]) -> Any:
+    """Some value of a space: zeros where there are arrays."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: blank(inner) for key, inner in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(blank(inner) for inner in space.spaces)
+    if isinstance(space, gymnasium.spaces.Text):
+        return ""
+    if isinstance(space, gymnasium.spaces.Sequence):
+        return ()
+    empty: Any = create_empty_array(space, n=1)
+    return empty[0]

@@ -1,0 +1,362 @@
+"""Where a server's sessions live: a fleet of seats, driven from the server's event loop.
+
+Requests that arrive in one turn of the loop are sent to the fleet together, and what has finished is received
+together, so the price of a send and a receive is shared by all sessions that are busy. Nothing here waits: the
+loop is told (by a file descriptor or a queue that rings) when a worker has finished something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envfleet.backends.base import Backend
+from envfleet.core.batch import Batch
+from envfleet.core.construct import make
+from envfleet.core.fleet import Fleet
+from envfleet.errors import BadArgument, FaultError, SlotBusy
+from envfleet.remote.session_env import SEAT, SeatFactory
+from envfleet.remote.space_codec import Dialect
+from envfleet.remote.space_members import BadAction
+from envfleet.slots.slab import Slots
+from envfleet.util.machine import usable_cpus
+
+_LOOK_S = 0.05  # how often deadlines are looked at while something is out
+_KEPT_FAULTS = 1000  # a server runs for months
+_GATHER_S = 0.0005  # a receive costs about this much for one row or for sixty: under load, wait for company
+
+
+@dataclass(slots=True)
+class Row:
+    """What one reset or step gave."""
+
+    obs: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool) -> tuple[Backend, str]:
+    """The backend for the seats: its object, and its name for people.
+
+    "auto" is the event loop for environments with coroutines, else worker processes: one for each processor (two at
+    least), with a thread for every session. With as many workers as sessions each has a process of its own. `shm` is
+    not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
+    """
+    from envfleet.backends.pipe import PipeBackend
+    from envfleet.backends.serial import SerialBackend
+    from envfleet.backends.thread import ThreadBackend
+    from envfleet.remote.loop_backend import LoopBackend
+
+    if backend == "auto":
+        backend = "aio" if is_async else "pipe" if hasattr(os, "fork") else "thread"
+    if is_async != (backend == "aio"):
+        raise BadArgument(
+            "environments with coroutines are served with backend 'aio', and only they"
+            if is_async
+            else "backend 'aio' is for environments with coroutines; use 'pipe' or 'thread'"
+        )
+    if backend == "pipe":
+        processes = min(workers or max(2, usable_cpus()), seats)
+        return PipeBackend(processes, threads=processes < seats), backend
+    if backend == "thread":
+        return ThreadBackend(workers or seats), backend
+    if backend == "aio":
+        return LoopBackend(), backend
+    if backend == "serial":
+        return SerialBackend(), backend
+    raise BadArgument(f"backend={backend!r}: choose auto, pipe, thread, aio or serial")
+
+
+class FleetHost:
+    """Seats for sessions. All methods belong to the event loop's thread.
+
+    Example:
+        >>> import asyncio, gymnasium
+        >>> async def episode():
+        ...     env = gymnasium.make("CartPole-v1")
+        ...     host = FleetHost(lambda: gymnasium.make("CartPole-v1"), Dialect.of(env), seats=2, backend="serial")
+        ...     await host.start()
+        ...     seat = host.take()
+        ...     row = await host.reset(seat, seed=1, options={}, fresh=True)
+        ...     row = await host.step(seat, 1)
+        ...     await host.release(seat)
+        ...     host.close()
+        ...     return row.reward
+        >>> asyncio.run(episode())
+        1.0
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        dialect: Dialect,
+        *,
+        seats: int,
+        backend: str = "auto",
+        workers: int | None = None,
+        is_async: bool = False,
+        init_timeout_s: float = 120.0,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        self.dialect, self.seats = dialect, seats
+        self._factory = SeatFactory(factory, dialect, is_async)
+        self._backend, self.backend_name = choose_backend(backend, workers, seats, is_async)
+        self._timeouts = (init_timeout_s, step_timeout_s)
+        self._pick = _picker(dialect.observation_space)
+        self._fleet: Fleet | None = None
+        self._free: list[int] = []
+        self.lost = 0
+        self._steps: dict[int, Any] = {}
+        self._resets: dict[int, tuple[int | None, dict[str, Any]]] = {}
+        self._waiting: dict[int, asyncio.Future[Row]] = {}
+        self._flushing = self._rung = False
+        self._collected_at = 0.0
+        self._readers: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Start the workers (their seats are empty, so this builds no environment)."""
+        self._loop = asyncio.get_running_loop()
+        init_timeout_s, step_timeout_s = self._timeouts
+        self._backend.on_done = self._ring
+        # In this thread: a fleet belongs to the thread that made it, and nothing is served yet.
+        self._fleet = make(
+            self._factory,
+            self.seats,
+            backend=self._backend,
+            on_end="wait",
+            init_timeout_s=init_timeout_s,
+            reset_timeout_s=init_timeout_s + step_timeout_s,  # opening a seat builds its environment
+            step_timeout_s=step_timeout_s,
+        )
+        self._rung = False
+        workers = self._backend.worker_of
+        # Neighbours share a worker only when there are more sessions than workers.
+        self._free = sorted(range(self.seats), key=lambda s: (int(np.sum(workers[:s] == workers[s])), s), reverse=True)
+        self._watch()
+
+    @property
+    def free(self) -> int:
+        """How many seats are free."""
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """A free seat, or None."""
+        return self._free.pop() if self._free else None
+
+    async def release(self, seat: int) -> None:
+        """Give a seat back: once its running step is over, its environment is closed."""
+        future = self._waiting.get(seat)
+        if future is not None:
+            await asyncio.wait([future])
+        try:
+            await self.reset(seat, None, {SEAT: "empty"})
+        except FaultError:
+            pass  # its close failed or its worker died: the seat is built anew when it is next opened
+        if self._fleet is not None and seat in self._fleet.quarantined:
+            self.lost += 1  # a thread that cannot be ended keeps its seat: one less to give out
+        else:
+            self._free.append(seat)
+
+    def reset(self, seat: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
+        """Reset the seat's environment; `fresh` builds a new one first. Raises BadAction for options that cannot travel."""
+        if options:
+            try:
+                pickle.dumps(options)  # together with those of others it would fail them all
+            except Exception as error:
+                raise BadAction(f"reset's options cannot be passed on: {type(error).__name__}") from None
+        self._resets[seat] = (seed, {**options, SEAT: "open"} if fresh else options)
+        return self._expect(seat)
+
+    def step(self, seat: int, action: Any) -> asyncio.Future[Row]:
+        """Step the seat's environment."""
+        self._steps[seat] = action
+        return self._expect(seat)
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for fd in self._readers:
+            self._loop.remove_reader(fd)
+        self._readers = set()
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close()
+        for future in self._waiting.values():
+            future.cancel()
+        self._waiting = {}
+
+    def _expect(self, seat: int) -> asyncio.Future[Row]:
+        assert seat not in self._waiting, "a session sends one request at a time"
+        future: asyncio.Future[Row] = self._loop.create_future()
+        self._waiting[seat] = future
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        """Send what came in during this turn of the loop."""
+        self._flushing = False
+        fleet = self._fleet
+        if fleet is None:
+            return
+        steps, self._steps = self._steps, {}
+        resets, self._resets = self._resets, {}
+        if steps:
+            self._try(self._send, fleet, steps)
+        if resets:
+            self._try(self._send_resets, fleet, resets)
+        self._watch()
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
+        if self.backend_name == "serial":
+            self._collect()
+
+    def _try(self, send: Callable[[Fleet, dict[int, Any]], None], fleet: Fleet, requests: dict[int, Any]) -> None:
+        """Send together; if that fails (not in an environment: those come back as rows), each alone, so that it is
+        nobody's failure but of whom it is."""
+        try:
+            send(fleet, dict(requests))
+        except Exception as error:
+            for slot, request in requests.items():
+                if slot not in self._waiting or isinstance(error, SlotBusy):
+                    continue  # told already; or it went out before the failure, and its row will come
+                if len(requests) == 1:
+                    self._fail(slot, error)
+                else:
+                    self._try(send, fleet, {slot: request})
+
+    def _send(self, fleet: Fleet, steps: dict[int, Any]) -> None:
+        while steps:
+            slots = sorted(steps)
+            try:
+                fleet.send([steps[slot] for slot in slots], np.array(slots, np.int64))
+                return
+            except FaultError as error:
+                # Its worker went down while nobody was looking: the client hears of it now. Nothing was sent.
+                del steps[error.fault.slot]
+                self._fail(error.fault.slot, error)
+
+    def _send_resets(self, fleet: Fleet, resets: dict[int, tuple[int | None, dict[str, Any]]]) -> None:
+        slots = sorted(resets)
+        options = [resets[slot][1] or None for slot in slots]
+        fleet.send_reset([resets[slot][0] for slot in slots], slots=slots, options=options)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiting and self._fleet is not None:
+            self._collect()
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _ring(self) -> None:
+        # Called by worker threads. Once is enough until the loop has come by.
+        if not self._rung:
+            self._rung = True
+            self._loop.call_soon_threadsafe(self._collect_soon)
+
+    def _heard(self) -> None:
+        # Called by the loop for every worker socket that has something: collect once, when all have been heard.
+        # No waiting for company here: sockets that are not read keep the loop awake.
+        if not self._rung:
+            self._rung = True
+            self._loop.call_soon(self._answer_ring)
+
+    def _collect_soon(self) -> None:
+        """Collect at once, or a moment later when threads ring all the time."""
+        wait_s = self._collected_at + _GATHER_S - self._loop.time()
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._answer_ring)
+        else:
+            self._loop.call_soon(self._answer_ring)
+
+    def _answer_ring(self) -> None:
+        self._rung = False
+        self._collect()
+        self._collected_at = self._loop.time()
+
+    def _watch(self) -> None:
+        """Listen to the workers' sockets; a restarted worker has a new one."""
+        sockets = self._backend.sockets()
+        if sockets == self._readers:
+            return
+        now = set(sockets)
+        for fd in self._readers - now:
+            self._loop.remove_reader(fd)
+        for fd in now - self._readers:
+            self._loop.add_reader(fd, self._heard)
+        self._readers = now
+
+    def _collect(self) -> None:
+        """Receive what has finished and wake those who wait for it."""
+        fleet = self._fleet
+        if fleet is None:
+            return
+        ready = fleet.ready()
+        while len(ready):
+            try:
+                self._deliver(ready, fleet.recv(ready))
+                break
+            except FaultError as error:
+                ready = self._drop_failed(fleet, ready, error)
+            except Exception as error:
+                if len(ready) > 1:
+                    for slot in ready:
+                        self._receive_alone(fleet, slot)
+                else:
+                    self._fail(int(ready[0]), error)
+                break
+        self._watch()
+
+    def _receive_alone(self, fleet: Fleet, slot: int) -> None:
+        """One slot of a receive that failed as a whole: the failure is of whom it is."""
+        try:
+            one = np.array([slot], np.int64)
+            self._deliver(one, fleet.recv(one))
+        except Exception as error:
+            self._fail(int(slot), error)
+
+    def _drop_failed(self, fleet: Fleet, ready: Slots, error: FaultError) -> Slots:
+        """Tell those whose slots failed; the receive took all of them and left the others, which are returned."""
+        left = fleet.ready()
+        for slot in np.setdiff1d(ready, left).tolist():
+            fault = next(fault for fault in reversed(fleet.faults) if fault.slot == slot)
+            self._fail(slot, error if fault is error.fault else fault.error())
+        if len(fleet.faults) > _KEPT_FAULTS:
+            fleet.faults[:] = {fault.slot: fault for fault in fleet.faults}.values()  # the newest of each slot
+        return left
+
+    def _deliver(self, slots: Slots, batch: Batch) -> None:
+        reward, terminated, truncated = batch.reward.tolist(), batch.terminated.tolist(), batch.truncated.tolist()
+        obs, info, pick = batch.obs, batch.info, self._pick
+        for i, slot in enumerate(slots.tolist()):
+            future = self._waiting.pop(slot, None)
+            if future is not None and not future.done():
+                future.set_result(Row(pick(obs, i), reward[i], terminated[i], truncated[i], info[i]))
+
+    def _fail(self, slot: int, error: Exception) -> None:
+        future = self._waiting.pop(slot, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # a client that has gone leaves nobody to look at it
+
+
+def _picker(space: spaces.Space[Any]) -> Callable[[Any, int], Any]:
+    """How one slot's observation is taken out of a batch's."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: _picker(inner) for key, inner in space.spaces.items()}
+        return lambda obs, i: {key: pick(obs[key], i) for key, pick in parts.items()}
+    if isinstance(space, spaces.Tuple):
+        inner = [_picker(each) for each in space.spaces]
+        return lambda obs, i: tuple(pick(part, i) for pick, part in zip(inner, obs))
+    return lambda obs, i: obs[i]

@@ -1,0 +1,262 @@
+"""Observations and actions of the wire seen through Gymnasium spaces: text, numbers, or the schema's."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envfleet.errors import BadArgument
+from envfleet.remote.http import action_fields, only_field
+from envfleet.remote.space_codec import SPACE_KEY, jsonable, space_from_json, to_binary
+from envfleet.remote.space_members import BadAction, Flag, MaybeText, from_json
+
+CHARSET = "".join(sorted(string.printable))
+_MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is not believed
+# What a schema that is none brings about, one that refers to itself or asks for petabytes included.
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError,
+               StopIteration, AssertionError)  # fmt: skip
+_INHERITED = ("metadata", "reward", "done")  # fields every official observation has, whatever the environment
+
+
+@dataclass(frozen=True)
+class ObservationView:
+    """A space, and how an observation's fields (and their text) become a member of it; raises BadArgument.
+
+    The third argument of `value` tells that the fields are exact (from a server of ours): null then is no NaN.
+    """
+
+    space: spaces.Space[Any]
+    value: Callable[[Any, str, bool], Any]
+    needs_text: bool = False
+
+
+@dataclass(frozen=True)
+class ActionView:
+    """A space, and how its members become the fields of an action."""
+
+    space: spaces.Space[Any]
+    payload: Callable[[Any], dict[str, Any]]
+
+
+def text_of(observation: Any) -> str:
+    """The text of an observation: its `text` field, else its only string field, else all of it as JSON.
+
+    Example:
+        >>> text_of({"echoed": "hi", "n": 1}), text_of({"n": 1})
+        ('hi', '{"n":1}')
+    """
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, Mapping):
+        strings = [value for value in observation.values() if isinstance(value, str)]
+        if isinstance(observation.get("text"), str):
+            return str(observation["text"])
+        if len(strings) == 1:
+            return strings[0]
+    return json.dumps(jsonable(observation), separators=(",", ":"), ensure_ascii=False)
+
+
+def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> ObservationView:
+    """The view for an observation mode; raises BadArgument when the schema does not give the space."""
+    if mode == "text":
+
+        def to_bytes(_: Any, text: str, is_exact: bool) -> Any:
+            padded = np.zeros(length, np.uint8)
+            raw = text.encode(errors="surrogatepass")[:length]
+            padded[: len(raw)] = np.frombuffer(raw, np.uint8)
+            return padded
+
+        return ObservationView(spaces.Box(0, 255, (length,), np.uint8), to_bytes, needs_text=True)
+    if mode == "raw_text":
+        # Its alphabet and length are for sampling only: nobody is served by text with holes in it.
+        text_space = spaces.Text(length, min_length=0, charset=CHARSET)
+        return ObservationView(text_space, lambda _, text, is_exact: text, needs_text=True)
+    space, names = _schema_space(schema, "observation")
+    read = _reader(space, names)
+    if mode == "json" or isinstance(space, spaces.Box):
+        return ObservationView(space, lambda fields, _, is_exact: read(fields, is_exact))
+    try:
+        flat = spaces.flatten_space(space)
+    except (NotImplementedError, KeyError):
+        flat = None
+    if not isinstance(flat, spaces.Box) or _has_text(space):
+        raise BadArgument(
+            f"the server's observation ({_names(space)}) is not numbers of a fixed size, so it is no vector: "
+            'use observation_mode="text" or "json"'
+        )
+    box = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), flat.shape, np.float32)
+
+    def to_vector(fields: Any, _: str, is_exact: bool) -> Any:
+        return np.asarray(spaces.flatten(space, read(fields, is_exact)), np.float32)
+
+    return ObservationView(box, to_vector)
+
+
+def action_view(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int) -> ActionView:
+    """The view for an action mode; BadArgument when neither the schema nor `actions` gives the space."""
+    if mode == "text":
+        name = only_field(schema)
+        return ActionView(spaces.Text(length, min_length=0, charset=CHARSET), lambda text: {name: str(text)})
+    if mode == "discrete":
+        choices = list(actions) if actions is not None else _choices(schema)
+        if not choices:
+            raise BadArgument("action_mode='discrete' needs at least one action")
+        fields = [dict(choice) if isinstance(choice, Mapping) else {only_field(schema): choice} for choice in choices]
+        return ActionView(spaces.Discrete(len(fields)), lambda index: dict(fields[int(index)]))
+    space, names = _schema_space(schema, "action")
+    if names is None:
+        return ActionView(space, lambda value: dict(to_binary(space, value)))
+    only = names[0]
+    return ActionView(space, lambda value: {only: to_binary(space, value)})
+
+
+def auto_observation(mode: str, schema: Mapping[str, Any], length: int) -> ObservationView:
+    """`observation_view` with one more mode, "auto": the schema's space, or text when it describes none."""
+    if mode != "auto":
+        return observation_view(mode, schema, length)
+    try:
+        return observation_view("json", schema, length)
+    except BadArgument:  # the schema describes no space
+        return observation_view("raw_text", schema, length)
+
+
+def auto_action(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int) -> ActionView:
+    """`action_view` with one more mode, "auto": the exact space, else choices, else text, else the schema's."""
+    if mode != "auto":
+        return action_view(mode, schema, actions, length)
+    exact = isinstance(schema.get("action"), Mapping) and SPACE_KEY in schema["action"]
+    failure: BadArgument | None = None
+    for candidate in ("json",) if exact else ("discrete", "text", "json"):
+        try:
+            return action_view(candidate, schema, actions, length)
+        except BadArgument as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+def _choices(schema: Mapping[str, Any]) -> list[Any]:
+    name = only_field(schema)
+    field = _resolve(action_fields(schema)[name], schema["action"])
+    if "enum" in field:
+        return list(field["enum"])
+    if "const" in field:
+        return [field["const"]]
+    low, high = field.get("minimum"), field.get("maximum")
+    low = field["exclusiveMinimum"] + 1 if "exclusiveMinimum" in field else low
+    high = field["exclusiveMaximum"] - 1 if "exclusiveMaximum" in field else high
+    if field.get("type") == "integer" and low is not None and high is not None and high - low < 100_000:
+        return list(range(int(low), int(high) + 1))
+    if field.get("type") == "boolean":
+        return [False, True]
+    raise BadArgument(
+        f"the server's schema lists no choices for {name!r} (no enum, no integer bounds): pass actions=[…]"
+    )
+
+
+def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[Any], tuple[str] | None]:
+    """The space of the part, and the name of the field that holds it when it is not a Dict of fields."""
+    described = schema.get(part)
+    if not isinstance(described, Mapping) or not isinstance(described.get("properties"), Mapping):
+        raise BadArgument(f"/schema does not describe the server's {part}: use the text modes, or pass schema=")
+    properties = {key: value for key, value in described["properties"].items() if key not in _INHERITED}
+    try:
+        if SPACE_KEY in described:
+            space = space_from_json(described[SPACE_KEY])
+            return space, None if isinstance(space, spaces.Dict) else (next(iter(properties)),)
+        if not properties:
+            raise BadArgument(f"/schema gives the server's {part} no fields: use the text modes, or pass schema=")
+        fields = {key: _space(value, described, f"{part}.{key}") for key, value in properties.items()}
+        return spaces.Dict(fields), None
+    except BadArgument:
+        raise
+    except _UNREADABLE as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadArgument(f"/schema describes the server's {part} in a way that cannot be read ({why})") from None
+
+
+def _resolve(field: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Follow a `$ref` into the definitions, and take the first real type of an optional field."""
+    for _ in range(8):
+        if "$ref" in field:
+            name = str(field["$ref"]).rsplit("/", 1)[-1]
+            field = root.get("$defs", root.get("definitions", {})).get(name, {})
+        elif "anyOf" in field or "allOf" in field:
+            kinds = field.get("anyOf") or field.get("allOf") or []
+            field = next((kind for kind in kinds if kind.get("type") != "null"), {})
+    return field
+
+
+def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spaces.Space[Any]:
+    nullable = any(isinstance(each, Mapping) and each.get("type") == "null" for each in field.get("anyOf", ()))
+    field = _resolve(field, root)
+    kind = field.get("type")
+    low, high = field.get("minimum"), field.get("maximum")
+    if kind == "boolean":
+        return Flag()
+    if kind == "integer" and low is not None and high is not None:
+        return spaces.Discrete(int(high - low) + 1, start=int(low))
+    if kind == "integer":
+        bounds = np.iinfo(np.int64)
+        least, most = bounds.min if low is None else int(low), bounds.max if high is None else int(high)
+        return spaces.Box(least, most, (), np.int64)
+    if kind == "number":
+        return spaces.Box(-np.inf if low is None else low, np.inf if high is None else high, (), np.float64)
+    if kind == "string":
+        text = MaybeText if nullable else spaces.Text
+        return text(int(field.get("maxLength", 4096)), min_length=0, charset=CHARSET)
+    if kind == "object" and field.get("properties"):
+        inner = field["properties"].items()
+        return spaces.Dict({key: _space(value, root, f"{where}.{key}") for key, value in inner})
+    shape, item = _array_shape(field, root)
+    if shape and item in ("number", "integer"):
+        dtype = np.float64 if item == "number" else np.int64
+        if dtype is np.float64:
+            return spaces.Box(-np.inf, np.inf, shape, dtype)
+        return spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, shape, np.int64)
+    raise BadArgument(
+        f"{where} ({kind or 'any type'}) has no fixed size in the server's schema, so it has no space: "
+        'use the "text" mode, or pass schema= with minItems and maxItems'
+    )
+
+
+def _array_shape(field: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[tuple[int, ...], str | None]:
+    shape: list[int] = []
+    while field.get("type") == "array" and field.get("minItems") == field.get("maxItems") is not None:
+        shape.append(int(field["maxItems"]))
+        if math.prod(shape) > _MAX_NUMBERS or len(shape) > 32:
+            return (), None
+        field = _resolve(field.get("items", {}), root)
+    return tuple(shape), field.get("type")
+
+
+def _reader(space: spaces.Space[Any], names: tuple[str] | None) -> Callable[[Any, bool], Any]:
+    def read(fields: Any, is_exact: bool) -> Any:
+        value, where = fields, "observation"
+        if names is not None:
+            where = names[0]
+            if not isinstance(fields, Mapping) or where not in fields:
+                raise BadAction(f"the observation has no field {where!r}")
+            value = fields[where]
+        return from_json(space, value, where, observed=True, nulls=not is_exact)
+
+    return read
+
+
+def _has_text(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.Dict):
+        return any(map(_has_text, space.spaces.values()))
+    if isinstance(space, spaces.Tuple):
+        return any(map(_has_text, space.spaces))
+    return isinstance(space, (spaces.Text, spaces.Sequence))
+
+
+def _names(space: spaces.Space[Any]) -> str:
+    return ", ".join(space.spaces) if isinstance(space, spaces.Dict) else str(space)

@@ -1,0 +1,1 @@
+"""Datasets on disk: Parquet directories that survive a kill, and Minari."""

@@ -1,0 +1,271 @@
+"""A rollout as one Arrow row, and back. Nothing is pickled: numbers as numbers, the rest as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.errors import BackendMissing
+from envfleet.rollout.episodes.episode import Rollout
+from envfleet.rollout.rollout_errors import DatasetError, RolloutError
+from envfleet.util.jsonable import to_jsonable
+from envfleet.util.trees import Tree, object_rows, stack_values, tree_leaves, tree_length
+
+VERSION = 1
+_TREES = ("observations", "actions")
+_SCALARS = ("env_name", "slot", "seed", "task", "episode_return", "episode_length")
+
+
+def arrow() -> Any:
+    """The pyarrow module, or an error that says what to install."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise BackendMissing("pyarrow", extra="datasets") from missing
+    return pyarrow
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """How one array of an episode is stored: its dtype and the shape of a step, or "text" or "json"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it holds numbers."""
+        return self.dtype not in ("text", "json")
+
+
+class Codec:
+    """Rows of one dataset: the same columns for every episode, set by the first one.
+
+    `structure` tells how leaves make up observations and actions: a column name, {"dict": …} or {"tuple":
+    […]}.
+
+    Example:
+        >>> rollout = Rollout(observations=[[0.0], [1.0]], actions=[1], rewards=[2.0], terminated=[True],
+        ...                   truncated=[False], episode=7)
+        >>> codec = Codec.of(rollout)
+        >>> codec.decode(codec.encode(rollout))[0].digest() == rollout.digest()
+        True
+    """
+
+    def __init__(self, leaves: dict[str, Leaf], structure: dict[str, Any]) -> None:
+        self.leaves = leaves
+        self.structure = structure
+        self.schema = self._schema()
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Codec:
+        """The columns this rollout needs."""
+        arrays = _time_arrays(rollout)
+        leaves: dict[str, Leaf] = {}
+        structure: dict[str, Any] = {}
+        for name, tree in arrays.items():
+            for path, leaf in tree_leaves(tree, name):
+                leaves[path] = _leaf_of(leaf)
+            structure[name] = _structure(tree, name)
+        return cls(leaves, structure)
+
+    @classmethod
+    def from_schema(cls, schema: Any) -> Codec:
+        """Read the columns back from a file's metadata."""
+        try:
+            about = json.loads((schema.metadata or {}).get(b"envfleet", b"null"))
+        except ValueError:
+            about = None
+        if not isinstance(about, dict) or about.get("version") != VERSION:
+            raise DatasetError("this is no envfleet dataset, or one of a version this release cannot read")
+        leaves = {name: Leaf(dtype, tuple(shape)) for name, (dtype, shape) in about["leaves"].items()}
+        return cls(leaves, about["structure"])
+
+    def _schema(self) -> Any:
+        pa = arrow()
+        fields = [
+            pa.field("id", pa.int64()),
+            pa.field("env_name", pa.string()),
+            pa.field("slot", pa.int64()),
+            pa.field("seed", pa.int64()),
+            pa.field("task", pa.string()),
+            pa.field("episode_return", pa.float64()),
+            pa.field("episode_length", pa.int64()),
+            pa.field("error", pa.string()),
+            pa.field("attempts", pa.int64()),
+            pa.field("wall_s", pa.float64()),
+            pa.field("started_s", pa.float64()),
+            pa.field("reset_info", pa.string()),
+            pa.field("infos", pa.list_(pa.string())),
+        ]
+        fields += [pa.field(name, pa.list_(_arrow_type(leaf))) for name, leaf in self.leaves.items()]
+        about = {
+            "version": VERSION,
+            "leaves": {name: [leaf.dtype, list(leaf.shape)] for name, leaf in self.leaves.items()},
+            "structure": self.structure,
+        }
+        return pa.schema(fields, metadata={"envfleet": json.dumps(about)})
+
+    def encode(self, rollout: Rollout) -> Any:
+        """One record batch with one row."""
+        pa = arrow()
+        values: dict[str, Any] = {
+            "id": rollout.episode,
+            "env_name": rollout.env_name,
+            "slot": rollout.slot,
+            "seed": rollout.seed,
+            "task": None if rollout.task is None else json.dumps(to_jsonable(rollout.task)),
+            "episode_return": rollout.episode_return,
+            "episode_length": rollout.episode_length,
+            "error": None if rollout.error is None else f"{type(rollout.error).__name__}: {rollout.error}",
+            "attempts": rollout.attempts,
+            "wall_s": rollout.wall_s,
+            "started_s": rollout.started_s,
+            "reset_info": json.dumps(to_jsonable(rollout.reset_info)) if rollout.reset_info else None,
+            "infos": [json.dumps(to_jsonable(info)) for info in rollout.infos] if any(rollout.infos) else [],
+        }
+        columns = [pa.array([values[field.name]], field.type) for field in self.schema if field.name in values]
+        arrays = self._leaf_arrays(rollout)
+        columns += [self._encode_leaf(name, arrays[name], rollout.episode) for name in self.leaves]
+        return pa.record_batch(columns, schema=self.schema)
+
+    def _leaf_arrays(self, rollout: Rollout) -> dict[str, npt.NDArray[Any]]:
+        """The arrays by column; a part that never began (a failed reset) is empty in all its columns."""
+        trees = _time_arrays(rollout)
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for name in {**self.structure, **trees}:
+            if name not in trees and len(rollout):
+                continue  # its policy wrote less than the others': told below
+            tree = trees.get(name, ())
+            if tree_length(tree) == 0:
+                arrays |= {path: np.zeros(0) for path in self.leaves if f"{path}/".startswith(f"{name}/")}
+            else:
+                arrays |= dict(tree_leaves(tree, name))
+        if arrays.keys() != self.leaves.keys():
+            raise DatasetError(
+                f"episode {rollout.episode} has the columns {sorted(arrays)}, the dataset has "
+                f"{sorted(self.leaves)}: one dataset holds episodes of one kind"
+            )
+        return arrays
+
+    def _encode_leaf(self, name: str, array: npt.NDArray[Any], episode: int) -> Any:
+        pa = arrow()
+        leaf = self.leaves[name]
+        if not leaf.is_array:
+            texts = array.tolist()
+            if leaf.dtype == "json":
+                texts = [json.dumps(to_jsonable(value)) for value in texts]
+            return pa.array([texts], pa.list_(pa.string()))
+        if len(array) == 0:
+            return pa.array([[]], pa.list_(_arrow_type(leaf)))
+        same = array.shape[1:] == leaf.shape and array.dtype != object
+        if not same or not np.can_cast(array.dtype, leaf.dtype, "safe"):
+            raise DatasetError(
+                f"episode {episode}: {name!r} has dtype {array.dtype} and shape {array.shape[1:]} a step, "
+                f"the dataset has {leaf.dtype} and {leaf.shape}"
+            )
+        values = pa.array(np.ascontiguousarray(array, dtype=leaf.dtype).reshape(-1))
+        for size in reversed(leaf.shape):
+            values = pa.FixedSizeListArray.from_arrays(values, size)
+        return pa.ListArray.from_arrays(pa.array([0, len(array)], pa.int32()), values)
+
+    def decode(self, batch: Any) -> list[Rollout]:
+        """The rollouts of a record batch."""
+        scalars = {
+            name: batch.column(name).to_pylist()
+            for name in (*_SCALARS, "id", "error", "attempts", "wall_s", "started_s", "reset_info", "infos")
+        }
+        columns = {name: self._decode_leaf(name, batch.column(name)) for name in self.leaves}
+        return [self._rollout(row, scalars, columns) for row in range(batch.num_rows)]
+
+    def _rollout(self, row: int, scalars: dict[str, Any], columns: dict[str, Any]) -> Rollout:
+        trees = {
+            name: _rebuild(shape, {k: rows[row] for k, rows in columns.items()})
+            for name, shape in self.structure.items()
+        }
+        task, info, error = scalars["task"][row], scalars["reset_info"][row], scalars["error"][row]
+        return Rollout(
+            env_name=scalars["env_name"][row],
+            observations=trees["observations"],
+            actions=trees["actions"],
+            rewards=trees["rewards"],
+            terminated=trees["terminated"],
+            truncated=trees["truncated"],
+            infos=[json.loads(text) for text in scalars["infos"][row]],
+            reset_info=json.loads(info) if info else {},
+            seed=scalars["seed"][row],
+            task=None if task is None else json.loads(task),
+            slot=scalars["slot"][row],
+            episode=scalars["id"][row],
+            policy_version=trees["policy_version"],
+            extras={name[7:]: tree for name, tree in trees.items() if name.startswith("extras/")},
+            wall_s=scalars["wall_s"][row],
+            started_s=scalars["started_s"][row],
+            step_latencies=trees["step_latencies"],
+            attempts=scalars["attempts"][row],
+            error=None if error is None else RolloutError(error),
+        )
+
+    def _decode_leaf(self, name: str, column: Any) -> list[npt.NDArray[Any]]:
+        leaf = self.leaves[name]
+        if not leaf.is_array:
+            decode = json.loads if leaf.dtype == "json" else str
+            return [object_rows([decode(text) for text in texts]) for texts in column.to_pylist()]
+        offsets = column.offsets.to_numpy()
+        values = column.values
+        for _ in leaf.shape:
+            # A slice of a fixed-size list keeps its parent's child whole: take the part that is ours.
+            size = values.type.list_size
+            values = values.values.slice(values.offset * size, len(values) * size)
+        flat = values.to_numpy(zero_copy_only=False).astype(leaf.dtype, copy=False)
+        steps = flat.reshape(-1, *leaf.shape)
+        return [steps[begin:end].copy() for begin, end in pairwise(offsets)]
+
+
+def _time_arrays(rollout: Rollout) -> dict[str, Tree]:
+    """Everything with a time axis, by column name."""
+    arrays = rollout.arrays()
+    arrays["policy_version"] = np.asarray(rollout.policy_version, dtype=np.int64)
+    arrays["step_latencies"] = np.asarray(rollout.step_latencies, dtype=np.float64)
+    for name, values in rollout.extras.items():
+        arrays[f"extras/{name}"] = stack_values(values) if isinstance(values, list) else np.asarray(values)
+    return arrays
+
+
+def _leaf_of(array: npt.NDArray[Any]) -> Leaf:
+    if array.dtype == object or array.dtype.kind not in "biuf" or 0 in array.shape[1:]:
+        texts = len(array) > 0 and all(isinstance(value, str) for value in array.tolist())
+        return Leaf("text" if texts else "json", ())
+    return Leaf(str(array.dtype), array.shape[1:])
+
+
+def _arrow_type(leaf: Leaf) -> Any:
+    pa = arrow()
+    if not leaf.is_array:
+        return pa.string()
+    kind = pa.from_numpy_dtype(np.dtype(leaf.dtype))
+    for size in reversed(leaf.shape):
+        kind = pa.list_(kind, size)
+    return kind
+
+
+def _structure(tree: Tree, path: str) -> Any:
+    if isinstance(tree, dict):
+        return {"dict": {key: _structure(part, f"{path}/{key}") for key, part in tree.items()}}
+    if isinstance(tree, tuple):
+        return {"tuple": [_structure(part, f"{path}/{position}") for position, part in enumerate(tree)]}
+    return path
+
+
+def _rebuild(structure: Any, arrays: dict[str, Any]) -> Tree:
+    if isinstance(structure, str):
+        return arrays[structure]
+    if "dict" in structure:
+        return {key: _rebuild(part, arrays) for key, part in structure["dict"].items()}
+    return tuple(_rebuild(part, arrays) for part in structure["tuple"])

@@ -1,0 +1,1 @@
+"""Whole episodes: their record, and the loop that collects them."""

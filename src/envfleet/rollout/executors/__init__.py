@@ -1,0 +1,1 @@
+"""Rollouts over environment clients: thread, async and process executors."""

@@ -1,0 +1,91 @@
+"""`ParallelRolloutCollector`: one name for thread, async and process execution, with statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Self
+
+from envfleet.errors import BadArgument
+from envfleet.rollout.episodes.episode import Rollout, Rollouts
+from envfleet.rollout.executors.async_executor import AsyncParallelExecutor
+from envfleet.rollout.executors.process_executor import ProcessParallelExecutor
+from envfleet.rollout.executors.thread_executor import JobRunner, ParallelEnvironmentExecutor
+from envfleet.rollout.stats import Stats, Stopwatch
+
+ExecutionMode = Literal["thread", "async", "process"]
+
+
+class ParallelRolloutCollector:
+    """Collect one rollout per client and their statistics.
+
+    Args:
+        execution_mode: "thread" (clients that wait: servers, sockets), "async" (`async def` clients, many
+            at once) or "process" (agents and environments that compute: give factories).
+        max_workers: rollouts that run at once.
+        rules: `on_error`, `max_retries`, `max_rate` and the others of `ParallelEnvironmentExecutor`.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> clients = [gym.make("CartPole-v1") for _ in range(2)]
+        >>> with ParallelRolloutCollector(execution_mode="thread", max_workers=2) as collector:
+        ...     rollouts, stats = collector.collect_with_stats(clients, lambda obs, done: 0, max_steps=50)
+        >>> stats.num_episodes
+        2
+    """
+
+    def __init__(self, execution_mode: ExecutionMode = "thread", max_workers: int = 8, **rules: Any) -> None:
+        self.execution_mode = execution_mode
+        self.executor: JobRunner
+        if execution_mode == "thread":
+            self.executor = ParallelEnvironmentExecutor(max_workers, **rules)
+        elif execution_mode == "async":
+            self.executor = AsyncParallelExecutor(max_workers, **rules)
+        elif execution_mode == "process":
+            self.executor = ProcessParallelExecutor(max_workers, **rules)
+        else:
+            raise BadArgument(f"execution_mode must be 'thread', 'async' or 'process', got {execution_mode!r}")
+
+    def collect(
+        self,
+        clients: Sequence[Any],
+        agent_fn: Any,
+        max_steps: int = 1000,
+        env_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Rollouts:
+        """One rollout per client, in submission order."""
+        return self.executor.run(clients, agent_fn, max_steps, env_names, **options)
+
+    def collect_with_stats(
+        self,
+        clients: Sequence[Any],
+        agent_fn: Any,
+        max_steps: int = 1000,
+        env_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> tuple[Rollouts, Stats]:
+        """The same with the statistics of these rollouts."""
+        watch = Stopwatch()
+        rollouts = self.collect(clients, agent_fn, max_steps, env_names, **options)
+        return rollouts, rollouts.stats(wall_s=watch.seconds)
+
+    def iter_rollouts(
+        self,
+        clients: Sequence[Any],
+        agent_fn: Any,
+        max_steps: int = 1000,
+        env_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Iterator[Rollout]:
+        """Yield rollouts as they complete."""
+        return self.executor.run_iter(clients, agent_fn, max_steps, env_names, **options)
+
+    def shutdown(self, wait: bool = True, timeout_s: float | None = None) -> bool:
+        """End threads and processes; bounded and idempotent."""
+        return self.executor.shutdown(wait=wait, timeout_s=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.executor.__exit__(*exception)

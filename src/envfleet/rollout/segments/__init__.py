@@ -1,0 +1,1 @@
+"""[T, B] segments: their record, and the loop that collects them."""

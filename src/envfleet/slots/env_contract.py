@@ -1,0 +1,98 @@
+"""What environments return, checked; and what they tell of themselves. Helpers of the slot life."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+def snapshot_value(value: Any) -> Any:
+    """A copy of the containers and arrays in a value, because envs reuse and change what they return.
+
+    Other objects are passed on as they are.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: snapshot_value(item) for key, item in value.items()}
+    if kind is list:
+        return [snapshot_value(item) for item in value]
+    if kind is tuple:
+        return tuple(snapshot_value(item) for item in value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value
+
+
+def describe(env: Any) -> dict[str, Any]:
+    """What the parent wants to know of an env: spaces, metadata, render mode, spec, declared columns."""
+    observation_space, action_space = getattr(env, "observation_space", None), getattr(env, "action_space", None)
+    if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
+        raise TypeError(f"{type(env).__name__} has no observation_space and action_space of Gymnasium")
+    try:
+        columns = attribute(env, "envfleet_columns")
+    except AttributeError:
+        columns = {}
+    return {
+        **(env.about_agents() if hasattr(env, "about_agents") else {}),  # a seat: see envfleet.multiagent.pettingzoo
+        "observation_space": observation_space,
+        "action_space": action_space,
+        "metadata": dict(getattr(env, "metadata", None) or {}),
+        "render_mode": getattr(env, "render_mode", None),
+        "spec": getattr(env, "spec", None),
+        "columns": dict(columns),
+    }
+
+
+def attribute(env: Any, name: str) -> Any:
+    """An attribute of an env, looked for through its wrappers."""
+    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+
+
+def task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
+    """How a task reaches this env: `reset(task=…)` if it takes that, else `set_task(…)`, else reset's options."""
+    try:
+        takes = "task" in inspect.signature(env.reset).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        takes = False
+    if takes:
+        return True, None
+    try:
+        set_task = attribute(env, "set_task")
+    except AttributeError:  # an environment without tasks
+        return False, None
+    return False, set_task if callable(set_task) else None
+
+
+def unpack_result(result: Any, count: int, phase: str) -> Any:
+    """The values a step or reset returned, refused when there are not as many as there must be."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(f'{phase}() is "async def": run this env with backend="aio"')
+    if not isinstance(result, (tuple, list)) or len(result) != count:
+        names = "(obs, reward, terminated, truncated, info)" if phase == "step" else "(obs, info)"
+        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
+        raise TypeError(f"{phase}() returned {got}, not {names}")
+    return result
+
+
+def checked_info(info: Any) -> dict[str, Any]:
+    """An info, refused when it is no dict."""
+    if not isinstance(info, dict):
+        raise TypeError(f"info is {type(info).__name__}, not a dict")
+    return info
+
+
+def number_of(reward: Any) -> float:
+    """A reward as a float: what NumPy would store in a float array, and nothing else."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        array = np.asarray(reward)
+        if array.size == 1 and array.dtype.kind in "fiub":
+            return float(array.item())
+        raise TypeError(f"reward is {reward!r}, not a number") from None

@@ -1,0 +1,289 @@
+"""What to build: one factory per slot, and how factories travel to workers.
+
+Environments travel by value (cloudpickle), registered specs with them, so a lambda, a class of `__main__` or a notebook
+cell, and an id registered in the user's script all work in workers that never import the user's `__main__`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import importlib
+import inspect
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from envfleet.envs.registry import is_ours_to_find, resolve_env
+from envfleet.errors import BadArgument, NotPicklable
+from envfleet.multiagent.pettingzoo import WithState, is_many_agents, seated
+
+Factory = Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecFactory:
+    """Builds a registered environment with `gymnasium.make`."""
+
+    spec: EnvSpec
+    kwargs: Mapping[str, Any]
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        """Build one env."""
+        return gym.make(self.spec, **self.kwargs)
+
+    def __repr__(self) -> str:
+        return self.spec.id
+
+
+@dataclasses.dataclass(frozen=True)
+class WrappedFactory:
+    """Builds an env and puts wrappers around it."""
+
+    inner: Factory
+    wrappers: tuple[Callable[[Any], Any], ...]
+
+    def __call__(self) -> Any:
+        """Build one env."""
+        env = self.inner()
+        for wrapper in self.wrappers:
+            env = wrapper(env)
+        return env
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyFactory:
+    """Gives copies of an env that was passed by value."""
+
+    name: str
+    blob: bytes = dataclasses.field(repr=False)
+
+    def __call__(self) -> Any:
+        """Make one copy."""
+        return pickle.loads(self.blob)  # pickled by this very fleet
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Everything a backend needs to build and run the slots."""
+
+    factories: tuple[Factory, ...]
+    on_end: str = "reset"
+    columns: Mapping[str, gym.Space[Any]] = dataclasses.field(default_factory=dict)
+    init_timeout_s: float = 120.0
+    reset_timeout_s: float = 60.0
+    step_timeout_s: float = 60.0
+    blas_threads: int | None = 1
+    spec: EnvSpec | None = None
+    keep_obs: bool = True  # whether fault rows will be wanted, which tell of the last observation
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots there are."""
+        return len(self.factories)
+
+    @property
+    def name(self) -> str:
+        """What is being run, for messages and caches."""
+        return self.spec.id if self.spec else getattr(self.factories[0], "__qualname__", repr(self.factories[0]))
+
+    def timeout_s(self, phase: str) -> float:
+        """The deadline of a phase."""
+        return {"init": self.init_timeout_s, "reset": self.reset_timeout_s}.get(phase, self.step_timeout_s)
+
+    def pack(self) -> bytes:
+        """The factories and the registered specs as bytes, for workers in other processes."""
+        unique: list[Factory] = []
+        index: dict[int, int] = {}
+        for factory in self.factories:
+            if id(factory) not in index:
+                index[id(factory)] = len(unique)
+                unique.append(factory)
+        blobs = [pickled(factory, "the environment factory") for factory in unique]
+        return pickle.dumps(([index[id(f)] for f in self.factories], blobs, _pack_registry()))
+
+
+def unpack_factories(data: bytes) -> list[Factory]:
+    """In a worker: register the parent's specs and give back one factory per slot."""
+    index, blobs, registry = pickle.loads(data)
+    for blob in registry:
+        try:
+            spec = pickle.loads(blob)
+        except (ImportError, AttributeError):
+            continue  # an id this worker cannot resolve only matters if it is asked for, and then gymnasium says so
+        gym.envs.registration.registry.setdefault(spec.id, spec)
+    unique = [_load_factory(blob) for blob in blobs]
+    return [unique[i] for i in index]
+
+
+def _load_factory(blob: bytes) -> Factory:
+    try:
+        factory = pickle.loads(blob)
+    except ModuleNotFoundError as missing:
+        missing.add_note(
+            f"A worker could not import {missing.name!r}. Put its folder on sys.path or PYTHONPATH, "
+            "or define the environment in the script itself, from where it travels by value."
+        )
+        raise
+    assert callable(factory)
+    return factory  # type: ignore[no-any-return]
+
+
+def factories_for(
+    env: Any,
+    num_envs: int | None,
+    env_kwargs: Mapping[str, Any] | None,
+    wrappers: Sequence[Callable[[Any], Any]],
+    with_state: bool = False,
+) -> tuple[tuple[Factory, ...], EnvSpec | None]:
+    """One factory per slot from what users pass: an id, an EnvSpec, a callable or a list of callables."""
+    spec: EnvSpec | None = None
+    kwargs = dict(env_kwargs or {})
+    if isinstance(env, str) and is_ours_to_find(env):
+        named: Any = resolve_env(env)
+        env, kwargs = functools.partial(named, **kwargs), {}
+    if isinstance(env, (str, EnvSpec)):
+        spec = _resolve(env)
+        made: list[Factory] = [SpecFactory(spec, kwargs)]
+    elif isinstance(env, (list, tuple)):
+        bad = [i for i, item in enumerate(env) if not callable(item)]
+        if not env or bad:
+            raise BadArgument(
+                "a list of environments must hold callables, each returning a new environment; "
+                + (f"items {bad[:5]} are not callable" if bad else "it is empty")
+            )
+        if num_envs not in (None, len(env)):
+            raise BadArgument(f"num_envs={num_envs}, but the list has {len(env)} callables: leave num_envs out")
+        made, num_envs = list(env), len(env)
+    elif is_many_agents(env) and not isinstance(env, type):
+        try:
+            seated(env)
+        except TypeError as unfit:
+            raise BadArgument(str(unfit)) from unfit
+        made = [CopyFactory(type(env).__name__, pickled(env, "the environment"))]
+    elif isinstance(env, gym.Env) or (hasattr(env, "step") and not isinstance(env, type)):
+        raise BadArgument(
+            f"got an environment object ({type(env).__name__}); every slot needs its own: "
+            "pass a callable that builds one, e.g. lambda: MyEnv()"
+        )
+    elif callable(env):
+        made = [env]
+    else:
+        raise BadArgument(
+            f"cannot make environments from {env!r}: pass an id, an EnvSpec, a callable or a list of them"
+        )
+    if kwargs and spec is None:
+        raise BadArgument("env_kwargs only go with an id or an EnvSpec; put them into your callable instead")
+    count = 1 if num_envs is None else num_envs
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BadArgument(f"num_envs={num_envs!r}: give a whole number from 1 up")
+    if wrappers:
+        made = [WrappedFactory(factory, tuple(wrappers)) for factory in made]
+    if with_state:
+        made = [WithState(factory) for factory in made]
+    return tuple(made if len(made) == count else made * count), spec
+
+
+def _resolve(env: str | EnvSpec) -> EnvSpec:
+    """The spec of an id, with an entry point of `__main__` resolved here, where `__main__` is the user's."""
+    if isinstance(env, str):
+        module, _, name = env.rpartition(":")
+        try:
+            if module:
+                importlib.import_module(module)
+            spec = gym.spec(name)
+        except (gym.error.Error, ImportError) as unknown:
+            raise BadArgument(f"unknown environment {env!r}: {unknown}") from unknown
+    else:
+        spec = env
+    return _portable(spec)
+
+
+def _portable(spec: EnvSpec) -> EnvSpec:
+    entry = spec.entry_point
+    if isinstance(entry, str) and entry.startswith("__main__:"):
+        spec = copy.copy(spec)
+        spec.entry_point = gym.envs.registration.load_env_creator(entry)  # type: ignore[assignment]
+    return spec
+
+
+def _pack_registry() -> list[bytes]:
+    """Every spec that a fresh `import gymnasium` would not bring, for envs that call gymnasium.make themselves."""
+    blobs = []
+    for spec in gym.envs.registration.registry.values():
+        entry = spec.entry_point
+        if isinstance(entry, str) and entry.startswith("gymnasium."):
+            continue
+        try:
+            blobs.append(cloudpickle.dumps(_portable(spec)))
+        except Exception:
+            continue  # not asked for by this fleet, or its own factory's pickling has the clear error
+    return blobs
+
+
+def pickled(value: Any, what: str) -> bytes:
+    """`value` as bytes, or an error that names the part that cannot be pickled.
+
+    Example:
+        >>> import threading
+        >>> lock = threading.Lock()
+        >>> pickled(lambda: lock, "the environment factory")
+        Traceback (most recent call last):
+        ...
+        envfleet.errors.NotPicklable: the environment factory <lambda> cannot travel to a worker: ...
+    """
+    try:
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+    except Exception as error:
+        name = getattr(value, "__qualname__", None) or repr(value)
+        culprit = _culprit(value) or "one of its parts"
+        raise NotPicklable(
+            f"{what} {name} cannot travel to a worker: {culprit} cannot be pickled ({error}). "
+            "Create it inside the callable, or use backend='thread' or 'serial'."
+        ) from error
+
+
+def _culprit(value: Any, path: str = "", depth: int = 0) -> str | None:
+    """The name of the deepest captured thing that does not pickle."""
+    if depth > 4:
+        return None
+    for name, part in _parts(value):
+        try:
+            cloudpickle.dumps(part)
+        except Exception:
+            here = f"{path}.{name}" if path else name
+            return _culprit(part, here, depth + 1) or f"{here!r} (a {type(part).__module__}.{type(part).__qualname__})"
+    return None
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if inspect.ismethod(value):
+        return [("self", value.__self__)]
+    if inspect.isfunction(value):
+        try:
+            captured = inspect.getclosurevars(value)
+        except ValueError:  # a closure that is not filled yet: there is nothing to look into
+            return []
+        parts = {**captured.globals, **captured.nonlocals}
+        for i, default in enumerate(value.__defaults__ or ()):
+            parts[f"default {i}"] = default
+        return list(parts.items())
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if hasattr(value, "func") and hasattr(value, "args"):  # functools.partial
+        return [("func", value.func), *((f"argument {i}", item) for i, item in enumerate(value.args))] + list(
+            getattr(value, "keywords", {}).items()
+        )
+    return list(vars(value).items()) if hasattr(value, "__dict__") and not isinstance(value, type) else []

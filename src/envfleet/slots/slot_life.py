@@ -1,0 +1,470 @@
+"""The life of a slot: the one place that steps an env, notices the end, keeps the last observation, resets with the
+next seed and task, writes the row, and turns an exception into a FAULT row.
+
+It is written as generators that *yield the calls they want made* (`(phase, function, args, kwargs)`) and are sent the
+results. A backend only decides how a call is made: `drive` makes it in this thread, the asyncio backend awaits it.
+So there is one autoreset, not one per backend.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+
+from envfleet.faults.failure import Failure
+from envfleet.multiagent.agent_row import JointRow
+from envfleet.multiagent.pettingzoo import seated
+from envfleet.slots.env_contract import attribute, checked_info, number_of, snapshot_value, task_routes, unpack_result
+from envfleet.slots.layout import FAULT, READY, REBUILD, RESET, fits, leaves_of, scatter
+from envfleet.slots.slab import Slab
+
+#: (phase, function, args, kwargs); the value sent back is what the call returned.
+Call = tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Calls = Generator[Call, Any, None]
+
+PHASES = ("idle", "init", "reset", "step", "call", "render", "close")
+
+
+class SlotLife:
+    """One slot's env and everything that happens to it.
+
+    `tasks` maps task ids to pickled values and is shared by all slots of a worker. After `advance` the row is written,
+    `info` and `final_info` hold what travels beside it (None when empty), and `failure` says what went wrong, if it did.
+    """
+
+    def __init__(
+        self, slot: int, make_env: Callable[[], Any], on_end: str = "reset", tasks: dict[int, bytes] | None = None
+    ) -> None:
+        self.slot = slot
+        self.make_env = make_env
+        self.on_end = on_end
+        self.tasks = tasks if tasks is not None else {}
+        self.env: Any = None
+        self.slab: Slab = None  # type: ignore[assignment]  # known once every env has told its spaces: see `attach`
+        self.info: Any = None  # what `keep` made of it
+        self.final_info: Any = None
+        self.failure: Failure | None = None
+        self.options: dict[str, Any] | None = None  # of the next explicit reset only
+        self.turn = 0  # which hand-over of the slot is being worked on; set by whoever drives it
+        self.pid = os.getpid()  # the process it belongs to: a fork of it must not speak for it
+        self.keep: Callable[[Any], Any] = snapshot_value  # how infos and mailbox objects are kept; workers pickle them
+        self.abandoned = False  # set when a stuck call was given up: whatever it returns later is not written
+        self.phase = "idle"
+        self.runner: Any = None  # the compiled runner that drives this slot, while it does
+        self.time_limit: Any = None  # the TimeLimit wrapper absorbed into it
+        self.joint: JointRow | None = None  # writes the row where the env has many agents
+        self._set_task: Callable[[Any], Any] | None = None
+        self._reset_takes_task = False
+
+    # -- building -----------------------------------------------------------------------------------------------
+
+    def build(self) -> Calls:
+        """Construct the env, closing the one that sat here before."""
+        if self.slab is not None:
+            # The last env's final observation may be what it failed with: an object that no parent can read would be sent
+            # along with every row until an episode ends, and each time be a fault.
+            self.slab.forget_final_mail(self.slot)
+        if self.env is not None:
+            old, self.env = self.env, None
+            try:
+                yield "close", old.close, (), {}
+            except Exception as error:  # it is being replaced because it failed: its close may fail too
+                self.phase = "init"
+                del error
+        env = yield "init", self.make_env, (), {}
+        if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
+            raise TypeError(f"the factory returned {type(env).__name__}, which has no reset and step")
+        self.adopt(env)
+
+    def adopt(self, env: Any) -> None:
+        """Take an env that is built: here just now, or in another process, from where it was moved."""
+        self.drop()
+        self._reset_takes_task, self._set_task = task_routes(env)
+        self.env = seated(env)
+
+    def drop(self) -> None:
+        """Forget the env without closing it: it lives on elsewhere, or never was."""
+        if self.env is not None:
+            self.release()
+            self.env = None
+
+    def move_in(self, env: Any) -> None:
+        """Take an env that was moved here from another life of the same slot."""
+        self.adopt(env)
+        self.options = None
+
+    def move_out(self) -> None:
+        """Forget an env that was moved to another life of the same slot, and options of a reset that was never sent."""
+        self.drop()
+        self.options = None
+
+    def attach(self, slab: Slab) -> None:
+        """Give the life its rows. Called once the spaces of all envs are known and the slab is laid out."""
+        self.slab = slab
+        head = slab.scalars
+        self._reward, self._ep_return = head["reward"], head["ep_return"]
+        self._terminated, self._truncated = head["terminated"], head["truncated"]
+        self._active, self._scored, self._over = head["active"], head["scored"], head["over"]
+        self._episode, self._step, self._length = head["episode"], head["step"], head["length"]
+        self._task, self._seed, self._started = head["task"], head["seed"], head["started"]
+        self._now_seed, self._now_task = head["now_seed"], head["now_task"]
+        self._now_length, self._now_return, self._waiting = head["now_length"], head["now_return"], head["waiting"]
+        self._next_seed, self._next_task = head["next_seed"], head["next_task"]
+        self._status, self._command = head["status"], head["command"]
+        self._step_ns, self._busy_ns = head["step_ns"], head["busy_ns"]
+        self._obs_leaves, self._action_leaves = slab.obs_leaves, slab.action_leaves
+        self._obs, self._final_obs = slab.leaf_arrays("obs"), slab.leaf_arrays("final_obs")
+        self._actions = slab.leaf_arrays("action")
+        self._columns = [
+            (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
+        ]
+        self.joint = JointRow(slab, self.slot) if slab.layout.agents else None
+
+    # -- one send -----------------------------------------------------------------------------------------------
+
+    def advance(self) -> Calls:
+        """Do what the row's `command` asks: step, reset, or rebuild and reset. Writes the row."""
+        slot = self.slot
+        self.info = self.final_info = self.failure = None
+        self.slab.keep(slot, self.turn)
+        command = self._command[slot]
+        if command == REBUILD:
+            yield from self.build()
+            yield from self._begin()
+        elif self.env is None:
+            # A new worker knows nothing of the episode that ran in the old one: it must not begin another in its name.
+            raise RuntimeError("its environment is gone, and nobody has asked for a new one")
+        elif command == RESET or self._waiting[slot]:
+            yield from self._begin()
+        else:
+            yield from self._advance_step()
+        self._status[slot] = READY
+
+    def _advance_step(self) -> Calls:
+        result = yield "step", self.env.step, (self.read_action(),), {}
+        yield from self.take_step(result)
+
+    def take_step(self, result: Any) -> Calls:
+        """Write what a step returned, and begin the next episode if it ended one."""
+        if self.joint is not None:
+            yield from self._take_joint_step(result, self.joint)
+            return
+        # The head is written last and `obs` before it: if any part of the result is bad, the row still tells of the
+        # last good transition.
+        slot = self.slot
+        obs, reward, terminated, truncated, info = unpack_result(result, 5, "step")
+        terminated, truncated, reward, info = bool(terminated), bool(truncated), number_of(reward), checked_info(info)
+        self.check_hold()
+        step, ep_return = int(self._now_length[slot]), self._now_return[slot, 0] + reward
+        episode, task, seed = self._started[slot] - 1, self._now_task[slot], self._now_seed[slot]
+        if not (terminated or truncated):
+            self.info = self.keep(info) if info else None
+            self._write_columns(info)
+            self.write_obs(obs, "obs")
+        elif self.on_end == "reset":
+            self.write_obs(obs, "final_obs")
+            self.final_info = self.keep(info) if info else None
+            self.info = yield from self._reset_env()
+        else:
+            self.info = self.keep(info) if info else None
+            self._write_columns(info)
+            self.write_obs(obs, "final_obs")
+            self.write_obs(obs, "obs")
+            self._active[slot, 0] = False
+            self._waiting[slot] = True
+        self.check_hold()
+        if not ((terminated or truncated) and self.on_end == "reset"):
+            self._now_length[slot], self._now_return[slot, 0] = step + 1, ep_return
+        self._write_head(episode, step, reward, ep_return, (terminated, truncated), task, seed)
+        self._scored[slot, 0] = True
+
+    def _take_joint_step(self, result: Any, row: JointRow) -> Calls:
+        """`take_step` for many agents: the same order of things, with the seat telling what happened to each agent."""
+        slot, seat = self.slot, self.env
+        seat.take(result)
+        head = row.transition(seat)
+        info = self.keep(seat.infos) if any(seat.infos.values()) else None
+        self.check_hold()
+        row.write_final(seat)
+        if head.over and self.on_end == "reset":
+            self.final_info = info
+            self.info = yield from self._reset_env()
+        else:
+            self.info = info
+            row.write_obs(seat, self.check_hold)
+            row.go_on(head)
+            self._waiting[slot] = head.over
+        row.write_head(head, seat)
+
+    def _begin(self) -> Calls:
+        """A reset that is a row of its own: no transition, step -1."""
+        self.info = yield from self._reset_env()
+        slot = self.slot
+        task, seed = self._now_task[slot], self._now_seed[slot]
+        self._write_head(self._started[slot] - 1, -1, 0.0, 0.0, (False, False), task, seed)
+        self._scored[slot] = self._over[slot] = False
+
+    def _write_head(
+        self, episode: int, step: int, reward: float, ep_return: float, ends: tuple[bool, bool], task: int, seed: int
+    ) -> None:
+        slot = self.slot
+        self._episode[slot], self._step[slot], self._length[slot] = episode, step, step + 1
+        self._reward[slot], self._ep_return[slot] = reward, ep_return
+        self._terminated[slot], self._truncated[slot] = ends
+        self._task[slot], self._seed[slot] = task, seed
+
+    def _reset_env(self) -> Generator[Call, Any, Any]:
+        """Reset with the next seed and task; writes `obs`. The only reset of an env in this library."""
+        slot = self.slot
+        self.check_hold()
+        seed, task = int(self._next_seed[slot]), int(self._next_task[slot])
+        self._next_seed[slot] = -1
+        self._now_task[slot], self._now_seed[slot] = task, seed  # before the call: a fault in it names them
+        kwargs: dict[str, Any] = {} if seed < 0 else {"seed": seed}
+        options, self.options = self.options, None
+        if task >= 0:
+            # Unpickled anew for every episode: an env that changes its task cannot change the next episode's.
+            value = pickle.loads(self.tasks[task])
+            if self._reset_takes_task:
+                kwargs["task"] = value
+            elif self._set_task is not None:
+                yield "reset", self._set_task, (value,), {}
+            else:
+                options = {**(options or {}), "task": value}
+        if options is not None:
+            kwargs["options"] = options
+        result = yield "reset", self.env.reset, (), kwargs
+        return self.take_reset(result, task, seed)
+
+    def take_reset(self, result: Any, task: int = -1, seed: int = -1) -> Any:
+        """Write what a reset returned; gives the info as it is kept."""
+        slot = self.slot
+        if self.joint is not None:
+            seat = self.env
+            seat.begin(result)
+            self.info = self.keep(seat.infos) if any(seat.infos.values()) else None
+            self.joint.write_obs(seat, self.check_hold)
+            self.joint.begin(seat)
+        else:
+            obs, info = unpack_result(result, 2, "reset")
+            info = checked_info(info)
+            self.info = self.keep(info) if info else None
+            self._write_columns(info)
+            self.write_obs(obs, "obs")
+            self._now_return[slot, 0], self._active[slot, 0] = 0.0, True
+        self._now_task[slot], self._now_seed[slot] = task, seed
+        self._now_length[slot] = 0
+        self._started[slot] += 1
+        self._waiting[slot] = False
+        return self.info
+
+    def worked_since(self, begin_ns: int) -> None:
+        """Write how long this advance took: every driver's last word."""
+        if self.slab is not None and not self.abandoned:
+            self._step_ns[self.slot] = spent_ns = time.monotonic_ns() - begin_ns
+            self._busy_ns[self.slot] += spent_ns
+
+    def fail(self, error: BaseException) -> None:
+        """Turn an exception of the last call into a FAULT row; the supervisor decides what happens next."""
+        if self.slab is not None and not self.abandoned:
+            self._status[self.slot] = FAULT  # first: describing the exception runs its own methods
+        self.info = self.final_info = None
+        self.failure = Failure.of(error, self.phase)
+        end_if_forked(self.pid)
+
+    def check_hold(self) -> None:
+        """Before anything is written: is the row still this life's, and this process the life's own?
+
+        What an env returned is turned into rows by methods of its own (`__array__`, `__float__`, `__reduce__` …), which may
+        fork as `step` may, or take so long that the slot is given up meanwhile.
+        """
+        end_if_forked(self.pid)
+        if self.abandoned:
+            raise RuntimeError("this call was given up, and its row is not to be written any more")
+
+    # -- for the compiled runner ---------------------------------------------------------------------------------
+
+    @property
+    def has_side(self) -> bool:
+        """Whether there is something beside the row: an info, a failure, objects of mailbox leaves."""
+        return self.failure is not None or self.info is not None or self.final_info is not None or self.slab.has_mail
+
+    def finish_step(self, result: Any) -> bool:
+        """Take over from the compiled life a step whose result is not plain; whether something is beside the row."""
+        self.info = self.final_info = self.failure = None
+        if self.joint is not None:
+            self.joint.read_obs(self.env)  # the compiled life has been writing them
+        if drive(self, self.take_step(result), _unwatched, phase="step"):
+            self._status[self.slot] = READY
+        else:
+            self.release()
+        return self.has_side
+
+    def resume_step(self, result: Any) -> Calls:
+        """`finish_step` for a backend that makes the calls itself."""
+        self.info = self.final_info = self.failure = None
+        yield from self.take_step(result)
+        self._status[self.slot] = READY
+
+    def reset_now(self) -> bool:
+        """The reset at an end that has a seed or a task; whether it left an info. Errors travel to the caller."""
+        calls = self._reset_env()
+        try:
+            phase, function, args, kwargs = next(calls)
+            while True:
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    end_if_forked(self.pid)
+                self.check_hold()
+                phase, function, args, kwargs = calls.send(result)
+        except StopIteration:
+            return self.info is not None
+
+    def keep_info(self, info: dict[str, Any], final: bool) -> None:
+        """Keep the info of a step the compiled life has made."""
+        if final:
+            self.final_info = self.keep(info)
+        else:
+            self.info = self.keep(info)
+        self.check_hold()
+
+    def fail_in(self, error: BaseException, phase: str) -> None:
+        """`fail`, for the compiled life."""
+        self.phase = phase
+        self.release()
+        self.fail(error)
+        self.phase = "idle"
+
+    def release(self) -> None:
+        """Take the slot back from the compiled life: its counters are written back into the wrappers it absorbed."""
+        if self.runner is not None:
+            self.runner.disarm(self.slot)
+            self.runner = None
+            if self.joint is not None:
+                self.joint.read_obs(self.env)
+        if self.time_limit is not None:
+            self.time_limit._elapsed_steps = int(self._now_length[self.slot])
+            self.time_limit = None
+
+    # -- what passes between env and row ------------------------------------------------------------------------
+
+    def read_action(self) -> Any:
+        """The action in the row, as the env expects it: a copy, because envs keep what they are given."""
+        if self.joint is not None:
+            return self.env.actions(self.joint.actions())
+        slot = self.slot
+        values: list[Any] = []
+        for i, array in enumerate(self._actions):
+            if array is None:
+                values.append(self.slab.mail["action"][i][slot])
+            else:
+                value = array[slot, 0]
+                values.append(value.copy() if isinstance(value, np.ndarray) else value)
+        return values[0] if self._action_leaves[0].path == () else self.slab.gather_action(values)
+
+    def write_obs(self, obs: Any, kind: str) -> None:
+        """Check an observation against the space and copy it into the row, as `obs` or `final_obs`."""
+        slot = self.slot
+        arrays = self._obs if kind == "obs" else self._final_obs
+        values = scatter(self._obs_leaves, obs)
+        try:
+            checked = [
+                fits(leaf, value) if leaf.is_column else self.keep(value)
+                for leaf, value in zip(self._obs_leaves, values)
+            ]
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"the observation of {self.phase}() has {error}") from None
+        self.check_hold()
+        for i, (array, value) in enumerate(zip(arrays, checked)):
+            if array is None:
+                self.slab.mail[kind][i][slot] = value
+            else:
+                array[slot, 0] = value
+
+    def _write_columns(self, info: dict[str, Any]) -> None:
+        # An env may leave a declared value out (many do in reset): the column then holds zeros, never stale data.
+        values = [fits(leaf, info[name]) if name in info else 0 for name, leaf, _ in self._columns]
+        self.check_hold()
+        for (_, _, array), value in zip(self._columns, values):
+            array[self.slot, 0] = value
+
+    # -- the rest of the env's interface ------------------------------------------------------------------------
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the env, or read an attribute, through its wrappers."""
+        self.release()
+        value = attribute(self.env, name)
+        return value(*args, **kwargs) if callable(value) else value
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute where the env has it, else on the innermost env."""
+        self.release()
+        if hasattr(self.env, "set_wrapper_attr"):
+            self.env.set_wrapper_attr(name, value)
+        else:
+            setattr(self.env, name, value)
+
+    def close(self) -> None:
+        """Close the env, once."""
+        if self.env is not None and self.slab is not None:
+            self.release()
+        env, self.env = self.env, None
+        if env is not None and callable(getattr(env, "close", None)):
+            try:
+                env.close()
+            finally:
+                end_if_forked(self.pid)
+
+
+def end_if_forked(pid: int) -> None:
+    """End this process if it is not `pid`: an env forked, and the child came back out of the env's call.
+
+    The child has the worker's sockets and rows. If it went on, two processes would answer for one slot.
+    """
+    if os.getpid() != pid:
+        os._exit(1)
+
+
+def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase: str = "idle") -> bool:
+    """Make a life's calls in this thread. `enter(slot, phase)` tells the supervisor what is going on.
+
+    Returns False when the calls failed (the row is then a FAULT row) or were given up.
+    """
+    life.phase = phase
+    result: Any = None
+    begin_ns = time.monotonic_ns()
+    try:
+        while True:
+            # Around the generator only: a StopIteration of the env (its data ran out) is a failure like any other.
+            try:
+                phase, function, args, kwargs = calls.send(result)
+            except StopIteration:
+                return True
+            life.phase = phase
+            enter(life.slot, phase)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                end_if_forked(life.pid)
+            if life.abandoned:
+                return False
+    except KeyboardInterrupt as error:  # the slot's env is in an unknown state, the caller decides
+        life.fail(error)
+        raise
+    except BaseException as error:
+        life.fail(error)
+        return False
+    finally:
+        life.worked_since(begin_ns)
+        life.phase = "idle"
+        enter(-1, "idle")
+
+
+def _unwatched(slot: int, phase: str) -> None:
+    return None

@@ -1,1 +1,0 @@
-"""Supervision: deadlines, restarts, quarantine, orphan protection, stack dumps."""

@@ -1,0 +1,396 @@
+"""`PPOTrainer`: a fleet, a collector, a learner, and everything that makes a run survive."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from envfleet.core.fleet import Fleet
+from envfleet.errors import BadArgument, FleetError
+from envfleet.networks.network_policy import NotFinite, Policy
+from envfleet.rollout.collector import Collector
+from envfleet.rollout.segments.segment import Segment
+from envfleet.train import solo
+from envfleet.train.agent import Build, build_net, choose_device, env_list, normaliser_for
+from envfleet.train.config import PPOConfig
+from envfleet.train.evaluate import Evaluation, Evaluator
+from envfleet.train.normalise import RewardNormaliser
+from envfleet.train.records import Counters, TrainResult, UpdateResult
+from envfleet.train.resume import Histories, capture, episodes_so_far, restore
+from envfleet.train.run_folder import RunFolder
+from envfleet.train.team_evaluate import TeamEvaluator
+from envfleet.train.team_learner import Team, check_policies
+from envfleet.train.terminal import Silent, View
+from envfleet.train.train_errors import TrainingStopped
+from envfleet.train.update import Learner
+from envfleet.util.files import WriteFailed
+from envfleet.util.seeding import stream
+
+
+class PPOTrainer:
+    """Trains a PPO agent on a fleet of environments.
+
+    Deterministic: with one seed the weights are the same, bit for bit, on every backend and with any number of
+    workers, because nothing is drawn from anywhere but streams of the seed, and rows are always in slot order.
+
+    Example:
+        >>> config = PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, total_steps=128, backend="serial")
+        >>> with PPOTrainer(config) as trainer:
+        ...     first = trainer.train_episode_vectorized()
+        ...     result = trainer.train()
+        >>> first.num_steps, result.num_steps, result.num_updates
+        (64, 128, 2)
+    """
+
+    def __init__(self, config: PPOConfig, *, view: View | None = None, tasks: Any = None) -> None:
+        self.config = config
+        self.view = view or Silent()
+        self.tasks = tasks
+        self.counters = Counters()
+        self.device = choose_device(config.device)
+        self.envs = env_list(config.env)
+        self.folder = RunFolder(config) if config.out else None
+        self._stop = False
+        self._closed = False
+        self._evaluators: list[Evaluator] = []
+        self._tables: TeamEvaluator | None = None
+        stored = self.folder.open() if self.folder else None
+        # One thread: small networks lose far more to the threads' handshakes than they gain (see docs/training.md).
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(config.num_threads)
+        self._limits = threadpool_limits(config.num_threads)
+        try:
+            check_policies(config, self.envs[0])
+            self.fleet = self._make_fleet()
+            self._build()
+            if stored is not None:
+                self._load(stored)
+            if self.folder:
+                self.folder.start(self.counters.update, self.counters.num_steps, stored)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_fleet(self) -> Fleet:
+        import envfleet as ef
+
+        config = self.config
+        backend = config.backend
+        if config.start_method is not None and backend == "auto":
+            backend = "shm"
+        env: Any = self.envs[0]
+        if len(self.envs) > 1 or not isinstance(env, str):
+            # Callables and mixtures become one factory per slot; the slots take the environments in turn.
+            env = [Build(self.envs[slot % len(self.envs)], config.env_kwargs) for slot in range(config.num_envs)]
+        return ef.make(
+            env,
+            config.num_envs if isinstance(env, str) else None,
+            backend=backend,
+            num_workers=config.num_workers,
+            start_method=config.start_method,
+            env_kwargs=config.env_kwargs or None if isinstance(env, str) else None,
+            on_fault=config.on_fault,
+            columns=config.columns or None,
+            with_state=config.centralised_critic,
+        )
+
+    def _build(self) -> None:
+        config, fleet = self.config, self.fleet
+        self.learner: Any  # a Learner, or with many agents a Team of them
+        self.policy: Any
+        self.team = Team(config, fleet, self.device) if fleet.agents else None
+        if self.team is not None:
+            self.learner, self.policy = self.team, self.team.policy
+        else:
+            self._build_one()
+        deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
+        self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False)
+        self.histories = Histories(config.num_envs)
+        self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
+
+    def _build_one(self) -> None:
+        config, fleet = self.config, self.fleet
+        self.net = build_net(fleet.single_observation_space, fleet.single_action_space, config, self.device)
+        self.observations = normaliser_for(self.net, config)
+        self.rewards = RewardNormaliser(config.num_envs, config.gamma) if config.normalize_reward else None
+        self.learner = Learner(
+            self.net,
+            config.update(),
+            config.num_envs,
+            stream(config.seed, "minibatches"),
+            self.observations,
+            self.rewards,
+        )
+        self.policy = Policy(
+            self.net,
+            config.num_envs,
+            stream(config.seed, "actions"),
+            self.observations,
+            skip_nan=config.on_nan == "skip",
+        )
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def train_episode_vectorized(self) -> UpdateResult:
+        """Collect one segment from all environments and learn from it."""
+        counters = self.counters
+        self._began = episodes_so_far(self.collector)
+        begin = time.perf_counter()
+        try:
+            segment = self.collector.segment(self.config.num_steps)
+            middle = time.perf_counter()
+            losses = self.learner.learn(segment, self.config.coefficients(counters.update))
+        except Exception as error:
+            raise self._explained(error) from error
+        end = time.perf_counter()
+        self.histories.take(segment)
+        self.policy.version += 1
+        counters.update += 1
+        counters.num_steps += segment.num_scored
+        counters.wall_s += end - begin
+        counters.collect_s += middle - begin
+        counters.learn_s += end - middle
+        result = self._result(segment, losses, middle - begin, end - middle)
+        self._record(segment, result)
+        return result
+
+    def train(self) -> TrainResult:
+        """Train until the steps or episodes of the config are reached, or `stop()` is called."""
+        counters, config = self.counters, self.config
+        try:
+            while not self._stop and not self.finished:
+                self.train_episode_vectorized()
+                if self.folder and config.checkpoint_every and counters.update % config.checkpoint_every == 0:
+                    self.save()
+        finally:
+            self.view.close()
+        if self.folder and counters.update:
+            self.save()
+        return self._finish()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its end."""
+        if self.config.num_episodes is not None:
+            return self.counters.num_episodes >= self.config.num_episodes
+        return self.counters.update >= self.config.num_updates
+
+    def stop(self) -> None:
+        """End `train` after the update in progress. Safe to call from a signal handler or another thread."""
+        self._stop = True
+
+    def _result(self, segment: Segment, losses: dict[str, float], collect_s: float, learn_s: float) -> UpdateResult:
+        t, b = segment.end_index[:, 0], segment.end_index[:, 1]
+        real = segment.scored[t, b]  # an episode cut short by a fault has no return to speak of
+        returns, lengths = segment.end_return[real].tolist(), segment.end_length[real].tolist()
+        self.counters.num_episodes += len(returns)
+        self.counters.returns.extend(returns)
+        self.counters.lengths.extend(lengths)
+        sps = segment.num_scored / max(collect_s + learn_s, 1e-9)
+        return UpdateResult(
+            self.counters.update,
+            self.counters.num_steps,
+            len(returns),
+            returns,
+            lengths,
+            losses,
+            sps,
+            collect_s,
+            learn_s,
+        )
+
+    def _record(self, segment: Segment, result: UpdateResult) -> None:
+        """Numbers of the update to the view and the logs; evaluation and video when they are due."""
+        config, counters = self.config, self.counters
+        row: dict[str, float] = {"update": result.update, "n_completed_episodes": counters.num_episodes}
+        if counters.returns:
+            row |= {"return": float(np.mean(counters.returns)), "length": float(np.mean(counters.lengths))}
+        row |= result.losses
+        row |= {
+            "learning_rate": config.coefficients(result.update - 1).learning_rate,
+            "sps": result.sps,
+            "sps_collect": segment.num_scored / max(result.collect_s, 1e-9),
+            "sps_learn": segment.num_scored / max(result.learn_s, 1e-9),
+            "num_faults": len(self.fleet.faults),
+        }
+        row |= self._by_name(segment)
+        if config.eval_every and result.update % config.eval_every == 0:
+            row |= self._evaluate_now()
+        if self.folder:
+            self.folder.log(row, counters.num_steps)
+            self.folder.film(self, segment)
+        self.view.show(
+            {
+                **row,
+                "step": self._shown_steps(),
+                "total_steps": config.total_steps,
+                "n_envs": config.num_envs,
+                "plan": str(self.fleet.plan).split(":")[0],
+                "env": config.env_name,
+                "collect_share": result.collect_s / max(result.collect_s + result.learn_s, 1e-9),
+                "sps": counters.num_steps / max(counters.wall_s, 1e-9),
+            }
+        )
+
+    def _shown_steps(self) -> int:
+        if self.config.num_episodes is None:
+            return self.counters.num_steps
+        done = min(self.counters.num_episodes / max(self.config.num_episodes, 1), 1.0)
+        return int(done * self.config.total_steps)
+
+    def _by_name(self, segment: Segment) -> dict[str, float]:
+        """Mean return of the episodes that ended in this segment, per agent, or per environment or task."""
+        if self.team is not None:
+            return self.team.metrics(segment)
+        groups: dict[str, list[float]] = defaultdict(list)
+        for (t, b), total in zip(segment.end_index.tolist(), segment.end_return.tolist()):
+            if segment.scored[t, b]:
+                task = int(segment.task[t, b])
+                name = str(self.fleet.task_value(task)) if task >= 0 else self.env_name(b)
+                groups[name].append(total)
+        return {f"return/{name}": float(np.mean(totals)) for name, totals in sorted(groups.items())}
+
+    def env_name(self, slot: int) -> str:
+        """Name of the environment in a slot."""
+        env = self.envs[slot % len(self.envs)]
+        if not isinstance(self.config.env, str):
+            return env if isinstance(env, str) else str(getattr(env, "__name__", type(env).__name__))
+        names = [name.strip() for name in self.config.env.split(",")]
+        return names[slot % len(names)]
+
+    # -- evaluation, checkpoints, the end --------------------------------------------------------------------------
+
+    def evaluate(self, episodes: int = 100, deterministic: bool = True, opponents: Any = None) -> Evaluation:
+        """Play episodes with the present policy, on environments and seeds of their own.
+
+        `opponents`, with many agents, are those who are not played by the policy: see `TeamEvaluator.run`.
+        """
+        config = self.config
+        if self.team is not None:
+            if self._tables is None:
+                self._tables = TeamEvaluator(self.envs[0], config)
+            players = {name: side.freeze() for name, side in self.team.sides.items()}
+            return self._tables.run(players, episodes, deterministic, opponents)
+        if not self._evaluators:
+            self._evaluators = [Evaluator(env, config.env_kwargs, config.seed, config.columns) for env in self.envs]
+        found = [one.run(self.net, self.observations, episodes, deterministic) for one in self._evaluators]
+        returns = [value for one in found for value in one.returns]
+        return Evaluation.of(returns, [value for one in found for value in one.lengths])
+
+    def _evaluate_now(self) -> dict[str, float]:
+        # Of a game against itself a policy cannot tell how good it is.
+        found = self.evaluate(self.config.eval_episodes, opponents="random" if self.config.self_play else None)
+        if self.folder and found.mean_return > self.counters.best:
+            self.counters.best = found.mean_return
+            self.save(best=True)
+        return {"eval/mean_return": found.mean_return, "eval/mean_length": found.mean_length}
+
+    def save(self, best: bool = False, running: bool = True) -> Path:
+        """Write a checkpoint; the run folder keeps the last few and the best."""
+        if self.folder is None:
+            raise BadArgument("there is no run folder to save into: set out=…")
+        counters = self.counters
+        if not self.config.eval_every and counters.returns:
+            # Without evaluation the best checkpoint is the one with the best mean return of training episodes, or,
+            # in self-play, where that means little, with the best rating.
+            recent = float(np.mean(counters.returns))
+            if self.team is not None and self.team.pool is not None:
+                recent = self.team.pool.rating
+            best, counters.best = recent > counters.best, max(recent, counters.best)
+        return self.folder.save(counters.update, self.state(running), best)
+
+    def state(self, running: bool = True) -> dict[str, Any]:
+        """Return everything a run consists of, as plain values, arrays and tensors."""
+        state: dict[str, Any] = {
+            "config": self.config.to_dict(),
+            "update": self.counters.update,
+            "counters": self.counters.state(),
+            "running": capture(self.collector, self.histories) if running else self._began,
+        }
+        state |= {"team": self.team.state()} if self.team is not None else solo.state_of(self)
+        save_tasks = getattr(self.tasks, "state_dict", None)
+        state["tasks"] = save_tasks() if save_tasks else None
+        state["run"] = self.folder.state() if self.folder else None
+        return state
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.counters.load(state["counters"])
+        if state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
+            self.tasks.load_state_dict(state["tasks"])
+        if self.team is not None:
+            self.team.load(state["team"])
+            self.team.forget(restore(self.collector, self.histories, state["running"], self.config.restore))
+            return
+        solo.load_into(self, state)
+
+    def _explained(self, error: Exception) -> Exception:
+        """A NaN becomes an error that says where; a fault stays what it is. With both, what was learned before is saved."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, NotFinite):
+            cause = cause.__cause__
+        if cause is None and not isinstance(error, FleetError):
+            return error
+        explained: Exception = error
+        saved, note = None, None
+        try:
+            saved = self.save(running=False) if self.folder and self.counters.update else None
+        except WriteFailed as failed:
+            note = str(failed)
+        if cause is not None:
+            explained = TrainingStopped(str(cause), saved)
+        elif saved is not None:
+            note = f"what was learned before is saved in {saved}: --resume goes on from there"
+        if note is not None:
+            explained.add_note(note)
+        return explained
+
+    def _finish(self) -> TrainResult:
+        counters = self.counters
+        report = None
+        if self.folder:
+            report = self.folder.finish(self) if self.config.report else None
+        return TrainResult(
+            num_steps=counters.num_steps,
+            num_updates=counters.update,
+            n_completed_episodes=counters.num_episodes,
+            returns=list(counters.returns),
+            wall_s=counters.wall_s,
+            sps=counters.num_steps / max(counters.wall_s, 1e-9),
+            stopped=self._stop and not self.finished,
+            out=self.folder.path if self.folder else None,
+            report=report,
+        )
+
+    def close(self) -> None:
+        """Close fleet, evaluation and logs. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as closing:  # all of it, whatever of it fails
+            closing.callback(torch.set_num_threads, self._threads)
+            closing.callback(self._limits.restore_original_limits)
+            if hasattr(self, "fleet"):
+                closing.callback(self.fleet.close)
+            if self.folder:
+                closing.callback(self.folder.close)
+            if self._tables is not None:
+                closing.callback(self._tables.close)
+            for evaluator in self._evaluators:
+                closing.callback(evaluator.close)
+
+    def __enter__(self) -> PPOTrainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with suppress(WriteFailed):  # what went wrong first is what the caller is told
+                self.close()

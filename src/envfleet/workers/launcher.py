@@ -1,0 +1,206 @@
+"""The parent's side of the keeper: start it, have it start workers, learn of their ends, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from envfleet.errors import BackendMissing, BadArgument, FleetError, KeeperLost
+from envfleet.workers.channel import Channel, Closed, HasFileno, ParentChannel, pair
+from envfleet.workers.keeper import checked_pid, keeper_main, launch
+
+START_METHODS = ("forkserver", "spawn", "fork")
+#: What a fleet's worker process runs.
+FLEET_WORKER = ("envfleet.workers.worker", "worker_main")
+
+# Parent ends of every live fleet: a forked keeper closes its copies, so that a socket's end is seen when it ends.
+_parent_ends: set[ParentChannel] = set()
+
+
+def default_start_method() -> str:
+    """forkserver where there is fork, spawn elsewhere."""
+    return "forkserver" if hasattr(os, "fork") else "spawn"
+
+
+def check_start_method(method: str | None) -> str:
+    """A start method this system has, or a clear error."""
+    if method is None:
+        return default_start_method()
+    if method not in START_METHODS:
+        raise BadArgument(f"start_method={method!r}: choose one of {', '.join(START_METHODS)}")
+    if not hasattr(os, "fork") or not hasattr(os, "killpg"):
+        raise BackendMissing(
+            "worker processes", why="This system has no fork and process groups; use backend='thread'."
+        )
+    return method
+
+
+def working_folder() -> str | None:
+    """The current folder, None when it has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+class Keeper:
+    """One keeper process. What it says fills `pids`, `refused` and `exits`; `gone` says that it has ended.
+
+    Starting a worker does not wait for it: frames for it may be sent at once, its pid comes later.
+    """
+
+    def __init__(self, method: str) -> None:
+        self.method = check_start_method(method)
+        self.channel, theirs = pair()
+        self.exits: dict[int, int] = {}  # pid -> exit code
+        self.pids: dict[int, int] = {}  # ticket of a start -> pid
+        self.refused: dict[int, str] = {}  # ticket of a start -> why there is no process
+        self._ticket = 0
+        self._unwanted: set[int] = set()  # tickets of workers that were given up before their pid was known
+        if method == "fork":
+            self.pid = self._fork(theirs)
+            self._process = None
+        else:
+            self._process = launch(
+                "envfleet.workers.keeper",
+                "fresh_main",
+                [theirs.fileno(), os.getpid(), int(method == "spawn")],
+                [theirs.fileno()],
+            )
+            self.pid = self._process.pid
+        theirs.close()
+        _parent_ends.add(self.channel)
+        if method != "fork":
+            self._send({"what": "setup", "path": list(sys.path)})
+
+    def _fork(self, theirs: Channel) -> int:
+        parent = os.getpid()
+        # What is still in the buffers would be inherited, and printed once more by every process forked from here.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue  # a closed or absent stream holds nothing
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setsid()
+            for end in (*_parent_ends, self.channel):
+                end.close()
+            keeper_main(theirs, parent, "fork")
+        finally:
+            os._exit(0)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the keeper has ended, and all workers with it."""
+        return self.channel.eof
+
+    def _send(self, message: dict[str, Any], files: Sequence[HasFileno] = ()) -> None:
+        try:
+            self.channel.send(pickle.dumps(message), files)
+        except Closed:
+            self.channel.eof = True
+            raise KeeperLost from None
+
+    def request_worker(self, files: Sequence[HasFileno], entry: tuple[str, str] = FLEET_WORKER) -> int:
+        """Ask for a process that runs `module.function(*descriptors, keeper's pid)`; returns the ticket of the request."""
+        self._ticket += 1
+        self._send({"what": "start", "ticket": self._ticket, "num_fds": len(files), "entry": entry}, files)
+        return self._ticket
+
+    def start_worker(
+        self, worker: int, files: Sequence[HasFileno], timeout_s: float = 60.0, entry: tuple[str, str] = FLEET_WORKER
+    ) -> int:
+        """`request_worker`, and wait for its pid."""
+        ticket = self.request_worker(files, entry)
+        deadline = time.monotonic() + timeout_s
+        while ticket not in self.pids:
+            self.poll(deadline - time.monotonic())
+            if self.gone:
+                raise KeeperLost
+            if ticket in self.refused or time.monotonic() > deadline:
+                why = self.refused.get(ticket, "the process that starts workers did not answer")
+                raise FleetError(f"worker {worker} could not be started with {self.method!r}: {why}")
+        return self.pids[ticket]
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Take in what the keeper says."""
+        self.channel.wait(timeout_s)
+        while (frame := self.channel.peek()) is not None:
+            what, key, value = pickle.loads(frame)
+            told: dict[int, Any] = {"started": self.pids, "refused": self.refused, "exit": self.exits}[what]  # type: ignore[assignment]
+            if what == "started":
+                self.exits.pop(value, None)  # a number that an earlier worker had
+            told[key] = value
+            if what == "started" and key in self._unwanted:
+                self.kill(value)
+            self.channel.drop()
+
+    def pid_of(self, ticket: int, timeout_s: float) -> int | None:
+        """The pid of a worker that was asked for; None when there is none, or it does not become known in time."""
+        deadline = time.monotonic() + timeout_s
+        while ticket not in self.pids:
+            left = deadline - time.monotonic()
+            if left <= 0 or self.gone or ticket in self.refused:
+                return None
+            self.poll(left)
+        return self.pids[ticket]
+
+    def wanted_pid(self, ticket: int, timeout_s: float) -> int | None:
+        """`pid_of` a worker that is to be ended. One whose pid does not become known in time is killed when it does."""
+        pid = self.pid_of(ticket, timeout_s)
+        if pid is None:
+            self._unwanted.add(ticket)
+        return pid
+
+    def exit_code(self, pid: int, timeout_s: float) -> int | None:
+        """The exit code of a worker that is ending; None when it does not end in time."""
+        deadline = time.monotonic() + timeout_s
+        while pid not in self.exits:
+            left = deadline - time.monotonic()
+            if left <= 0 or self.gone:
+                return None
+            self.poll(left)
+        return self.exits[pid]
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Signal a worker's whole process group."""
+        checked_pid(pid)
+        if pid in self.exits:
+            return
+        try:
+            os.killpg(pid, number)
+        except (ProcessLookupError, PermissionError):
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):  # it has ended; the keeper will tell how
+                return
+
+    def close(self) -> None:
+        """End the keeper and with it every worker that is left. Bounded."""
+        _parent_ends.discard(self.channel)
+        with contextlib.suppress(OSError):
+            self.channel.sock.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold copies: end it for all
+        self.channel.close()
+        for attempt in range(2):
+            deadline = time.monotonic() + (3.0 if attempt == 0 else 2.0)
+            while time.monotonic() < deadline:
+                try:
+                    done, _ = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # somebody else has waited for it
+                    done = self.pid
+                if done:
+                    if self._process is not None:
+                        self._process.returncode = 0
+                    return
+                time.sleep(0.002)
+            os.kill(checked_pid(self.pid), signal.SIGKILL)

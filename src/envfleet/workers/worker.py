@@ -1,0 +1,360 @@
+"""A worker process: drives many slots, one after another, at the parent's word.
+
+Messages from the parent are frames whose first byte says what they are:
+
+* ``S`` slots (int32 …) and their turns (uint32 …), then for `pipe` the rows' bytes: advance these slots, tell of each when
+  it is done;
+* ``M`` a pickled ``(what, …)``: tasks, options, mail, call, close … — everything off the step path.
+
+To the parent: ``D`` slots that are done and their turns (+ rows for `pipe`, + a pickled side part when there is something
+beside the rows), ``I`` a side part alone (for `shm`), ``R`` a pickled reply. What an env made is pickled by itself inside
+side parts and replies, so that what the parent cannot read concerns its slot only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envfleet.faults.failure import Failure, words_of
+from envfleet.slots import compiled_core
+from envfleet.slots.env_contract import describe
+from envfleet.slots.factories import unpack_factories
+from envfleet.slots.layout import Layout
+from envfleet.slots.slab import Slab
+from envfleet.slots.slot_life import Calls, SlotLife, drive, end_if_forked
+from envfleet.workers.channel import Channel, Closed
+from envfleet.workers.keeper import die_with
+from envfleet.workers.shared_memory import Pulse, Segment, SharedMap
+
+DONE_HEAD = struct.Struct("=cII")  # b"D", number of slots, bytes of rows
+STACK_SIGNAL = getattr(signal, "SIGUSR2", 0)  # Windows has none; there are no worker processes there
+#: Steps longer than this are reported one by one, shorter ones together: a message costs about this much.
+_REPORT_EACH_S = 50e-6
+
+#: What a worker writes and the parent reads, when rows travel by value; and the other way round.
+UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
+
+
+def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
+    """The worker's life: serve until the parent says close or is gone."""
+    settle(keeper_pid, sock_fd, pulse_fd, stack_fd)
+    faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
+    channel = Channel(socket.socket(fileno=sock_fd))
+    channel.owner = os.getpid()
+    with contextlib.suppress(Closed):  # the parent is gone
+        start = pickle.loads(channel.recv())
+        if channel.hung_up:
+            return  # given up before it began: another worker has its slots by now
+        kind = Worker
+        if start["threads"]:
+            from envfleet.workers.threaded_worker import SharingWorker as kind
+        kind(channel, pulse_fd, start).serve()
+
+
+def settle(keeper_pid: int, *fds: int) -> None:
+    """What every worker process does first: end with its keeper, keep its descriptors and the parent's Ctrl-C apart."""
+    die_with(keeper_pid)
+    for fd in fds:
+        os.set_inheritable(fd, False)  # a child of the env that outlives us must not hide our end from the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it tells us what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Worker:
+    """The slots of this process, and the loop over the parent's messages."""
+
+    def __init__(self, channel: Channel, pulse_fd: int, start: dict[str, Any]) -> None:
+        self.channel = channel
+        sys.path[:] = start["path"]
+        if start["cwd"]:
+            with contextlib.suppress(OSError):  # a folder that is gone meanwhile: an env that needs it will say so
+                os.chdir(start["cwd"])
+        self.by_value: bool = start["by_value"]
+        self.words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
+        self.index: int = start["worker"]
+        self.pulse = Pulse(self.words[start["slots"][0] if start["threads"] else self.index])
+        self.tasks: dict[int, bytes] = start["tasks"]
+        self.lives: dict[int, SlotLife] = {}
+        self.slab: Slab | None = None
+        self.runner: Any = None  # the compiled life, where there is one
+        self.exchange: Any = None  # the compiled doorbell, for shm
+        self._mean_step_s = 0.0
+        self._limit_threads(start["blas_threads"])
+        self._build(start)
+
+    def _limit_threads(self, count: int | None) -> None:
+        if count is None:
+            return
+        # Threads of BLAS and OpenMP times workers is the commonest way to be slower than one process.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[name] = str(count)
+        import threadpoolctl
+
+        self._limits = threadpoolctl.threadpool_limits(limits=count)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(count)
+
+    def _build(self, start: dict[str, Any]) -> None:
+        """Build the envs and report each one, as a description or as a failure."""
+        try:
+            factories = unpack_factories(start["factories"])
+        except BaseException as error:
+            failure = Failure.of(error, "init")
+            for slot in start["slots"]:
+                self._reply("built", slot, failure)
+            raise SystemExit(1) from None
+        self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
+        for slot in start["slots"]:
+            life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks)
+            life.options = start["options"].get(slot)
+            life.keep = dump_value  # what cannot travel fails in the life, with its phase and step
+            if not start["build"]:
+                continue  # restarted worker: each env is built when its slot is sent
+            self._build_one(life)
+
+    def _build_one(self, life: SlotLife) -> None:
+        drive_here(life, life.build(), self.pulse.enter)
+        self._reply("built", life.slot, self._described(life))
+
+    def _described(self, life: SlotLife) -> Failure | bytes:
+        if life.failure is not None:
+            return life.failure
+        try:
+            return dump_value(describe(life.env))
+        except BaseException as error:
+            return Failure.of(error, "init")
+
+    def _reply(self, *message: Any) -> None:
+        self.channel.send(b"R" + pickle.dumps(message))
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Take messages until close; with an exchange, slots come through it and only the rest over the socket."""
+        while True:
+            has_message = self.exchange is None
+            if not has_message:
+                self.exchange.work(self.runner, self._send_side)
+            while has_message or self.channel.has_frame():
+                has_message = False
+                frame = self.channel.recv()
+                if frame[:1] == b"S":
+                    self._advance(frame)
+                elif not self._message(*pickle.loads(memoryview(frame)[1:])):
+                    return
+
+    def _send_side(self, slot: int, turn: int) -> None:
+        self.channel.send(b"I" + pickle.dumps((slot, turn, self._side_of(self.lives[slot]))))
+
+    def _advance(self, frame: bytes) -> None:
+        if not self.by_value and self.channel.hung_up:
+            raise Closed  # given up, but not dead yet: the rows it shares are another worker's
+        slots = self._unpack(frame)
+        done: list[int] = []
+        before = time.perf_counter()
+        for slot in slots:
+            self._advance_one(slot)
+            done.append(slot)
+            now = time.perf_counter()
+            self._mean_step_s += 0.1 * (now - before - self._mean_step_s)
+            before = now
+            if self._mean_step_s > _REPORT_EACH_S:
+                self._report(done)
+                done = []
+        if done:
+            self._report(done)
+
+    def _unpack(self, frame: bytes) -> list[int]:
+        """The slots of an ``S`` frame; their turns are noted, their rows written."""
+        slab = self.slab
+        assert slab is not None
+        (count,) = struct.unpack_from("=I", frame, 1)
+        slots = np.frombuffer(frame, np.int32, count, 5)
+        for slot, turn in zip(slots.tolist(), np.frombuffer(frame, np.uint32, count, 5 + 4 * count).tolist()):
+            self.lives[slot].turn = turn
+        if self.by_value:
+            slab.unpack(slots.astype(np.int64), slab.names(*DOWN), frame, 5 + 8 * count)
+        return [int(slot) for slot in slots]
+
+    def _advance_one(self, slot: int) -> None:
+        life = self.lives[slot]
+        if self.runner is None or self.exchange is not None:
+            # With the doorbell, the compiled life leaves infos where only the doorbell tells of them: not for a slot that came
+            # over the socket, behind a message that was too long to be there already.
+            life.release()
+            drive_here(life, life.advance(), self.pulse.enter)
+            return
+        try:
+            self.runner.advance(slot, life.turn)
+        except BaseException as error:  # not the env's failure, which is in the row: something in our own life
+            life.fail_in(error, "step")
+
+    def _report(self, done: list[int]) -> None:
+        slab = self.slab
+        assert slab is not None
+        side = self._side(done)
+        slots = np.array(done, np.int32)
+        turns = np.array([self.lives[slot].turn for slot in done], np.uint32)
+        rows = slab.pack(slots.astype(np.int64), slab.names(*UP)) if self.by_value else b""
+        head = DONE_HEAD.pack(b"D", len(done), len(rows))
+        self.channel.send(head + slots.tobytes() + turns.tobytes() + rows + side)
+
+    def _side(self, done: list[int]) -> bytes:
+        """What is beside the rows of these slots: infos, mailbox objects, failures. Empty when there is nothing."""
+        parts = {}
+        for slot in done:
+            part = self._side_of(self.lives[slot])
+            if part:
+                parts[slot] = part
+        return pickle.dumps(parts) if parts else b""
+
+    def _side_of(self, life: SlotLife) -> dict[str, Any]:
+        part: dict[str, Any] = {}
+        if life.failure is not None:
+            return {"failure": life.failure}
+        if life.info:
+            part["info"] = life.info
+        if life.final_info:
+            part["final_info"] = life.final_info
+        assert self.slab is not None
+        if self.slab.has_mail:
+            part["mail"] = {
+                kind: {i: box[life.slot] for i, box in self.slab.mail[kind].items()} for kind in ("obs", "final_obs")
+            }
+        return part
+
+    # -- everything off the step path ---------------------------------------------------------------------------
+
+    def _message(self, what: str, *args: Any) -> bool:
+        if what == "attach":
+            self._attach(*args)
+        elif what == "tasks":
+            self.tasks.update(args[0])
+        elif what == "options":
+            for slot, options in args[0].items():
+                self.lives[slot].options = options
+        elif what == "mail":
+            assert self.slab is not None
+            for i, objects in args[0].items():
+                for slot, value in objects.items():
+                    self.slab.mail["action"][i][slot] = value
+        elif what == "call":
+            self._call(*args)
+        elif what == "forget":
+            self.lives[args[0]].move_out()
+        elif what == "close":
+            self._close()
+            return False
+        return True
+
+    def _attach(self, layout: Layout, num_slots: int, map_: SharedMap | None) -> None:
+        """Take the rows: this process's own for `pipe`, the shared ones for `shm`, with the doorbell behind them."""
+        compiled = compiled_core.load()
+        arena = None
+        if map_ is None:
+            self.slab = Slab(layout, num_slots, keep=False)  # the parent has the rows it was sent, until new ones come
+        else:
+            segment = Segment(self.channel.recv_fds(1)[0], map_.size_bytes)
+            if self.channel.hung_up:
+                raise Closed  # the rings it shares are another worker's by now
+            self.slab = Slab(layout, num_slots, segment.map, fill=False, keep_obs=map_.keep_obs)
+            if map_.exchange_bytes:
+                self.exchange, arena = map_.open(compiled, segment, me=self.index)
+        for life in self.lives.values():
+            life.attach(self.slab)
+        if compiled is not None:
+            self._make_runner(compiled, arena)
+
+    def _make_runner(self, compiled: Any, arena: Any) -> None:
+        assert self.slab is not None
+        words = self.pulse.words
+        self.runner = compiled_core.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
+
+    def _call(
+        self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        pulse = self.pulse_of(slot)
+        answer: Failure | bytes
+        try:
+            pulse.enter(slot, phase)
+            answer = dump_value(call_life(self.lives[slot], phase, name, args, kwargs))
+        except BaseException as error:
+            answer = Failure.of(error, phase)
+        finally:
+            pulse.enter(-1, "idle")
+        self._reply("called", slot, ticket, answer)
+
+    def pulse_of(self, slot: int) -> Pulse:
+        """The pulse that tells of this slot."""
+        return self.pulse
+
+    def _close(self) -> None:
+        for life in self.lives.values():
+            self._close_one(life)
+        self._reply("bye")
+
+    def _close_one(self, life: SlotLife) -> None:
+        pulse = self.pulse_of(life.slot)
+        try:
+            pulse.enter(life.slot, "close")
+            life.close()
+        except BaseException as error:
+            self._reply("closed", life.slot, Failure.of(error, "close"))
+        pulse.enter(-1, "idle")
+
+
+def call_life(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One call of the env's interface off the step path: method, attribute, set, render; and the moving of the env itself."""
+    if name == "__adopt__":
+        return life.move_in(pickle.loads(args[0]))
+    if life.env is None:
+        raise RuntimeError("the slot has no environment: it failed and was not rebuilt yet; reset it first")
+    try:
+        return _call_env(life, phase, name, args, kwargs)
+    finally:
+        end_if_forked(life.pid)
+
+
+def _call_env(life: SlotLife, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if name == "__apply__":  # a function of ours over the env, e.g. the probe of backend="auto"
+        life.release()
+        return args[0](life.env)
+    if name == "__set__":
+        life.set_attr(*args)
+        return None
+    if phase == "render":
+        life.release()
+        return life.env.render()
+    return life.call(name, args, kwargs)
+
+
+def drive_here(life: SlotLife, calls: Calls, enter: Callable[[int, str], None]) -> None:
+    """`drive` where no Ctrl-C ever arrives: a KeyboardInterrupt is the env's own, and is in the row already."""
+    with contextlib.suppress(KeyboardInterrupt):
+        drive(life, calls, enter)
+
+
+def dump_value(value: Any) -> bytes:
+    """A value an env made, as bytes; what cannot be pickled is a TypeError that says so."""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        pass  # a class that came here by value: cloudpickle can
+    try:
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise TypeError(f"what the environment returned cannot be pickled: {words_of(error)}") from error

@@ -32,7 +32,7 @@ def worker_of(fleet: Any) -> list[int]:
 def out_slots(fleet: Any) -> list[int]:
     """Slots that are sent and not yet received. What an interrupt left half done is settled first, as every call does."""
     fleet._backend.settle()
-    return [int(slot) for slot in np.flatnonzero(fleet._book.state != 0)]
+    return [int(slot) for slot in np.flatnonzero(fleet._table.state != 0)]
 
 
 def is_lost(fleet: Any, slot: int) -> bool:

@@ -84,7 +84,7 @@ def test_ctrl_c_in_a_step_propagates_and_the_fleet_can_go_on(way: str) -> None:
             while True:
                 fleet.step([0, 0])
         timer.join()
-        if (fleet._book.state == 1).any():
+        if (fleet._table.state == 1).any():
             # Workers went on undisturbed: what was sent comes back. In our own thread the interrupt hit the env itself.
             with pytest.raises(ef.EnvFailed) if way == "serial" else contextlib.nullcontext():
                 fleet.recv()

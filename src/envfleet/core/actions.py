@@ -23,23 +23,13 @@ class ActionWriter:
         only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].path else None
         self._whole = self.arrays[0][:, 0] if only is not None and self.arrays[0] is not None else None
 
-    def write_all(self, actions: Any) -> bool:
-        """`write` for every slot when the action is one array of the right kind; False leaves it to `write`."""
-        whole = self._whole
-        rows = self._plain_rows(actions, self.slab.num_slots)
-        if rows is None or whole is None:
-            return False
-        whole[...] = rows
-        self.last = whole.copy()
-        return True
-
-    def write_some(self, actions: Any, slots: Slots) -> bool:
-        """The same for some slots, ascending."""
+    def write_plain(self, actions: Any, slots: Slots) -> bool:
+        """`write` for ascending slots when the action is one array of the right kind; False leaves it to `write`."""
         whole = self._whole
         rows = self._plain_rows(actions, len(slots))
         if rows is None or whole is None:
             return False
-        whole[slots] = rows
+        whole[... if len(slots) == len(whole) else slots] = rows
         self.last = rows.copy()
         return True
 

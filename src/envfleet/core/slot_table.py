@@ -1,6 +1,6 @@
 """What a fleet knows of its slots: their state, seeds, tasks and last actions.
 
-Fleet and supervisor share one `Book`. It holds no reference to the fleet, so that no cycle keeps a dropped fleet alive.
+Fleet and supervisor share one `SlotTable`. It holds no reference to the fleet, so that no cycle keeps a dropped fleet alive.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import Turns
-from envfleet.errors import BadArgument
 from envfleet.faults.failure import Failure, load_value
 from envfleet.slots.factories import pickled
 from envfleet.slots.slab import Slab, Slots
@@ -25,7 +24,7 @@ IDLE, OUT, DONE = 0, 1, 2
 KEEP: Any = type("Keep", (), {"__repr__": lambda self: "KEEP"})()
 
 
-class Book:
+class SlotTable:
     """Per-slot state of one fleet.
 
     Whose a slot is follows from three numbers: the turn it was last `given` (by the backend), the turn that is `done` (by
@@ -41,6 +40,10 @@ class Book:
         self.held = np.zeros(num_slots, bool)  # failed, and to be rebuilt before the caller gets the row
         self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
         self.actions: collections.deque[Any] = collections.deque(maxlen=8)  # (slots, actions) of the last sends
+        #: Nothing is out of the ordinary: every slot has an episode, the command in every row is STEP, and there is nothing to
+        #: be rebuilt, raised or delivered with the next send. `Fleet` sets it after a call in which it has looked; whoever
+        #: disturbs it clears it. While it is set, calls may skip their checks.
+        self.plain = False
         self._task_blobs: list[bytes] = []
         self._task_ids: dict[bytes, int] = {}
         self._num_told = 0  # tasks the workers know
@@ -100,6 +103,7 @@ class Book:
         if (
             self.given[slot] != self.seen[slot]
         ):  # also when it is done: what comes of it must not depend on when it finished
+            self.plain = False
             self._late.setdefault(slot, {}).update(change)
         else:
             self._write(slab, slot, {**self._late.get(slot, {}), **change})  # what was said last holds
@@ -122,44 +126,3 @@ class Book:
             slab.head[name][slot] = value
         if "next_seed" in change:
             self.base_seed[slot] = change["next_seed"]
-
-
-def per_slot(what: str, values: Any, count: int, sequences: tuple[type, ...] = (list, tuple)) -> list[Any]:
-    """One value per slot: a sequence of the right length, or the same value for all."""
-    listed: list[Any] = [*values] if isinstance(values, sequences) else [values] * count  # type: ignore[misc]
-    if len(listed) != count:
-        raise BadArgument(f"{what} has {len(listed)} entries for {count} slots")
-    return listed
-
-
-def checked_seed(seed: Any) -> int:
-    """A seed that fits the column.
-
-    Example:
-        >>> checked_seed(7)
-        7
-    """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**63:
-        raise BadArgument(f"seed {seed!r}: give a whole number from 0 to 2**63 - 1, or None")
-    return int(seed)
-
-
-def checked_slots(slots: Any, everything: Slots) -> tuple[Slots, Slots | None]:
-    """Ascending slots, and the order that sorts what the caller gave along with them (None: already sorted)."""
-    if slots is None or slots is everything:
-        return everything, None
-    chosen = np.asarray(slots)
-    if chosen.dtype == bool and chosen.shape == everything.shape:
-        return np.flatnonzero(chosen), None
-    if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
-        raise BadArgument(f"slots={slots!r}: give a list of slot numbers, at least one")
-    chosen = chosen.astype(np.int64)
-    order = None
-    if (chosen[1:] <= chosen[:-1]).any():
-        order = np.argsort(chosen, kind="stable")
-        chosen = chosen[order]
-        if (np.diff(chosen) == 0).any():
-            raise BadArgument(f"slots={slots!r}: a slot is named twice")
-    if chosen[0] < 0 or chosen[-1] >= len(everything):
-        raise BadArgument(f"slots={slots!r}: this fleet has slots 0 … {len(everything) - 1}")
-    return chosen, order

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import Backend, Loss
-from envfleet.core.slot_table import Book
+from envfleet.core.slot_table import SlotTable
 from envfleet.errors import FaultError, KeeperLost
 from envfleet.faults.failure import Failure, Fault, exit_words
 from envfleet.slots.layout import FAULT, QUARANTINED, REBUILD, RESET
@@ -46,6 +46,16 @@ class _Interrupted:
     head: dict[str, Any]
 
 
+@dataclasses.dataclass
+class CallWatch:
+    """Calls whose answers are awaited: of which slots, since when (watched time), and the first that was lost."""
+
+    waiting: set[int]
+    begun_s: float
+    num_losses: np.ndarray[Any, Any]
+    lost: Fault | None = None
+
+
 class Supervisor:
     """Per-slot fault state of one fleet.
 
@@ -53,17 +63,16 @@ class Supervisor:
     slot is received.
     """
 
-    def __init__(self, backend: Backend, policy: Policy, book: Book) -> None:
+    def __init__(self, backend: Backend, policy: Policy, table: SlotTable) -> None:
         self.backend = backend
         self.policy = policy
-        self.book = book
+        self.table = table
         count = backend.recipe.num_slots
         self.lost = np.zeros(count, bool)
         self.quarantined = np.zeros(count, bool)
-        self.troubled = False  # whether any slot is lost, quarantined or pending: the fast path asks only this
-        self.has_written = False  # whether commands were written since the fleet last wrote them all
+        self.troubled = False  # whether any slot is lost, quarantined or pending
         self.restarts = np.zeros(count, np.int64)
-        self.has_restarts = False  # whether any slot has some on its account: the fast path asks only this
+        self.has_restarts = False  # whether any slot has some on its account
         self.faults: list[Fault] = []
         self.num_losses = np.zeros(count, np.int64)  # how often a slot's worker was lost, whether that was news or not
         self.pending: dict[int, Fault] = {}
@@ -111,8 +120,10 @@ class Supervisor:
 
     def _take_back(self) -> None:
         """Lost slots that were rebuilt and are done: their rows say what became of the episode that was cut short."""
-        book = self.book
-        back = self.lost & (book.given != self._lost_at) & (book.done == book.given) & ~book.held & ~self.quarantined
+        table = self.table
+        back = (
+            self.lost & (table.given != self._lost_at) & (table.done == table.given) & ~table.held & ~self.quarantined
+        )
         for slot in np.flatnonzero(back).tolist():
             if slot in self.pending or slot in self.backend.failures:
                 continue
@@ -124,7 +135,7 @@ class Supervisor:
         self._look_for_trouble()
 
     def _failed(self, slot: int, failure: Failure) -> None:
-        is_out = bool(self.book.given[slot] != self.book.seen[slot])
+        is_out = bool(self.table.given[slot] != self.table.seen[slot])
         told = {"failure": failure, "traceback": failure.traceback}
         fault = self._record(slot, "failed", failure.phase, failure.summary, is_out, True, **told)
         self._handle(fault, counts=True, is_out=is_out)
@@ -138,9 +149,9 @@ class Supervisor:
         if loss.overrun:
             slots.sort(key=lambda slot: slot != culprit)  # the one that began it first
         for slot in slots:
-            if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.book.given[slot]):
+            if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.table.given[slot]):
                 continue
-            is_out = self.book.is_out(slot)
+            is_out = self.table.is_out(slot)
             told: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
             if slot == culprit:
                 kind, cause = ("timeout", loss.overrun) if loss.overrun else ("lost", f"the worker process {words}")
@@ -185,8 +196,8 @@ class Supervisor:
 
     def _free(self) -> Slots:
         """Slots whose env is there and idle."""
-        book = self.book
-        free: Slots = ((book.given == book.done) & ~book.held & ~self.lost & ~self.quarantined).nonzero()[0]
+        table = self.table
+        free: Slots = ((table.given == table.done) & ~table.held & ~self.lost & ~self.quarantined).nonzero()[0]
         return free
 
     def _look_for_silence(self, now: float) -> None:
@@ -195,10 +206,10 @@ class Supervisor:
         A worker that was stopped, whose interpreter is blocked by a thread or a signal handler of the env, or that has lost a
         message, looks idle for ever. Only time in which somebody looked counts.
         """
-        backend, book, recipe = self.backend, self.book, self.backend.recipe
-        out = book.given != book.done
-        fresh = out & (self._out_turn != book.given)
-        self._out_turn[fresh], self._out_time[fresh] = book.given[fresh], self._watched_s
+        backend, table, recipe = self.backend, self.table, self.backend.recipe
+        out = table.given != table.done
+        fresh = out & (self._out_turn != table.given)
+        self._out_turn[fresh], self._out_time[fresh] = table.given[fresh], self._watched_s
         shortest = min(recipe.step_timeout_s, recipe.reset_timeout_s, recipe.init_timeout_s)
         for slot in np.flatnonzero(out & (self._watched_s - self._out_time > shortest)).tolist():
             if not backend.has_deadline(slot):
@@ -217,22 +228,40 @@ class Supervisor:
                 self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
                 return  # the other slots of the same worker went with it
 
-    def look_for_silent_calls(self, slots: set[int], begun_s: float) -> None:
-        """As `_look_for_silence`, for slots of which an answer to a call is wanted since `begun_s` (watched time)."""
+    def watch_calls(self, slots: list[int]) -> CallWatch:
+        """Begin to watch calls to these slots, before they are made."""
+        return CallWatch(set(slots), self._watched_s, self.num_losses.copy())
+
+    def look_after_calls(self, watch: CallWatch) -> None:
+        """Find calls that will not be answered: their worker was lost, or is past its deadline."""
+        num_faults = len(self.faults)
+        self.take()
+        self.look(force=True)
+        self._look_for_silent_calls(watch)
+        for fault in self.faults[num_faults:]:
+            if fault.slot in watch.waiting:
+                watch.waiting.remove(fault.slot)
+                watch.lost = fault if watch.lost is None or watch.lost.shared_with is not None else watch.lost
+        for slot in np.flatnonzero(self.num_losses != watch.num_losses).tolist():
+            if slot in watch.waiting:  # its env was lost before, and now the worker that would say so
+                watch.waiting.remove(slot)
+                watch.lost = watch.lost or self.last_fault(slot)
+
+    def call_fault(self, slot: int, phase: str, failure: Failure) -> Fault:
+        """Record a call that an env has answered with an exception. The env stays as it is."""
+        return self._record(slot, "failed", phase, failure.summary, failure=failure, traceback=failure.traceback)
+
+    def _look_for_silent_calls(self, watch: CallWatch) -> None:
+        """As `_look_for_silence`, for slots of which an answer to a call is awaited."""
         backend, limit = self.backend, self.backend.recipe.timeout_s("call")
-        waited_s = self._watched_s - begun_s
-        for slot in sorted(slots) if waited_s > limit and backend.has_deadlines else ():
+        waited_s = self._watched_s - watch.begun_s
+        for slot in sorted(watch.waiting) if waited_s > limit and backend.has_deadlines else ():
             said, _, since = backend.pulse_of(slot).read()
             is_idle = backend.can_kill and said < 0 and min(waited_s, backend.now() - since) > limit
             if backend.has_deadline(slot) and (is_idle or waited_s > limit * (1 + len(self.lost))):
                 words = f"no answer to a call within step_timeout_s={limit:g}, and its worker says that it does nothing"
                 self._timed_out(int(backend.worker_of[slot]), slot, "call", words)
                 return  # the other slots of the same worker went with it
-
-    @property
-    def watched_s(self) -> float:
-        """The time in which somebody has looked at the workers so far."""
-        return self._watched_s
 
     def next_look_s(self) -> float:
         """How long to wait before looking at deadlines again, or until a rebuild is due if that is sooner."""
@@ -245,7 +274,7 @@ class Supervisor:
             self.backend.overrun(worker, slot, phase, words)
             self.take()
             return
-        is_out = self.book.is_out(slot)
+        is_out = self.table.is_out(slot)
         fault = self._record(slot, "timeout", phase, words, is_out, worker=worker, stack=self.backend.kill(worker))
         self._handle(fault, counts=True, is_out=is_out, gone=not self.backend.can_rebuild_abandoned)
 
@@ -260,7 +289,7 @@ class Supervisor:
         self, slot: int, kind: str, phase: str, cause: str, is_out: bool = False, once: bool = False, **more: Any
     ) -> Fault:
         """Add a fault to the list. `once`: not if the same one is there, because dealing with it was interrupted."""
-        turn, live = int(self.book.given[slot]), self.backend.slab.head[slot]
+        turn, live = int(self.table.given[slot]), self.backend.slab.head[slot]
         for known in reversed(self.faults[-2 * len(self.lost) :] if once else ()):
             if (known.slot, known.turn, known.kind, known.phase, known.cause) == (slot, turn, kind, phase, cause):
                 return known
@@ -278,8 +307,8 @@ class Supervisor:
             episode=running,
             step=(int(head["step"]) + 1 if same else 0) if running >= 0 else -1,
             seed=None if seed < 0 else seed,
-            task=self.book.told_task(int(named["now_task"])),
-            last_actions=self.book.last_actions(slot),
+            task=self.table.told_task(int(named["now_task"])),
+            last_actions=self.table.last_actions(slot),
             time_s=self.backend.now(),
             turn=turn,
             **more,
@@ -289,11 +318,11 @@ class Supervisor:
 
     def _handle(self, fault: Fault, counts: bool, is_out: bool, gone: bool = False) -> None:
         """Decide what becomes of the slot. `is_out`: the caller waits for its row; else it has the last one."""
-        slot, book = fault.slot, self.book
-        self.troubled = True
+        slot, table = fault.slot, self.table
+        self.troubled, table.plain = True, False
         if is_out and slot not in self._interrupted:
             self._interrupted[slot] = self._interrupt(slot, fault, is_out)
-        self._lost_at[slot] = book.given[slot]
+        self._lost_at[slot] = table.given[slot]
         self.lost[slot] = True
         if not is_out:
             return  # the caller learns of the fault when it sends the slot again
@@ -301,7 +330,7 @@ class Supervisor:
             self.pending[slot] = fault
             self.quarantined[slot] |= gone
             self._interrupted.pop(slot)
-            book.done[slot] = book.given[slot]
+            table.done[slot] = table.given[slot]
             return
         self.restarts[slot] += counts
         self.has_restarts |= counts
@@ -309,10 +338,10 @@ class Supervisor:
             self.quarantined[slot] = True
             self._write_fault_row(slot, self._interrupted[slot], QUARANTINED)
             self._interrupted.pop(slot)
-            book.done[slot] = book.given[slot]
+            table.done[slot] = table.given[slot]
             return
         delay = self.policy.delay_s(int(self.restarts[slot])) if counts else 0.0
-        book.held[slot] = True
+        table.held[slot] = True
         self._due[slot] = self.backend.now() + delay
 
     def _interrupt(self, slot: int, fault: Fault, is_out: bool) -> _Interrupted:
@@ -352,7 +381,7 @@ class Supervisor:
         if not self._due:
             return
         now = self.backend.now()
-        for slot in [slot for slot in self._due if self.book.given[slot] != self._lost_at[slot]]:
+        for slot in [slot for slot in self._due if self.table.given[slot] != self._lost_at[slot]]:
             self._was_sent(slot)  # before an interrupt
         slots = sorted(slot for slot, when in self._due.items() if when <= now)
         if slots:
@@ -364,18 +393,17 @@ class Supervisor:
                 self._was_sent(slot)
 
     def _was_sent(self, slot: int) -> None:
-        self.book.held[slot] = False
+        self.table.held[slot] = False
         del self._due[slot]
 
     def prepare_rebuild(self, slots: list[int]) -> None:
         """Write the REBUILD command. A rebuilt env has no random stream to go on with: it gets a seed of its own,
         spawned from the last one the slot was given, so that the same run takes the same way again."""
         head = self.backend.slab.head
-        self.has_written = self.has_written or bool(slots)
         for slot in slots:
             head["command"][slot] = REBUILD
             self._rebuilds[slot] += 1
-            base = int(self.book.base_seed[slot])
+            base = int(self.table.base_seed[slot])
             if head["next_seed"][slot] < 0 and base >= 0:
                 spawned = np.random.SeedSequence(base, spawn_key=(int(self._rebuilds[slot]),))
                 head["next_seed"][slot] = int(spawned.generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -404,9 +432,9 @@ class Supervisor:
         row["reward"], row["terminated"], row["truncated"] = 0.0, False, False
         row["scored"], row["active"], row["pending"], row["over"] = False, False, False, False
         row["status"] = QUARANTINED
-        turn = self.book.given[slot] + np.uint32(1)
-        self.book.done[slot] = turn  # in this order: between the two lines it is still the caller's
-        self.book.given[slot] = turn
+        turn = self.table.given[slot] + np.uint32(1)
+        self.table.done[slot] = turn  # in this order: between the two lines it is still the caller's
+        self.table.given[slot] = turn
 
     def raise_pending(self, slots: list[int]) -> None:
         """Raise the first fault among slots that are being received; all of them are then the caller's again."""
@@ -418,7 +446,7 @@ class Supervisor:
         for other in faults[1:]:
             error.add_note(f"also: {other}")
         for fault in faults:
-            self.book.seen[fault.slot] = self.book.given[fault.slot]
+            self.table.seen[fault.slot] = self.table.given[fault.slot]
             self.pending.pop(fault.slot, None)
         raise error
 

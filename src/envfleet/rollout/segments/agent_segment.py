@@ -112,7 +112,7 @@ class AgentSegmentRun(SegmentRun):
             for t in range(num_steps):
                 self._step(t, num_steps)
         except BaseException as error:
-            self.engine.out[:] = self.fleet._book.state != 0
+            self.engine.out[:] = self.fleet.is_out
             if isinstance(error, FaultError):
                 self._fault(error.fault.slot, READY)
             self.engine.drain()

@@ -41,7 +41,7 @@ def collect(run: SegmentRun, num_steps: int) -> Segment:
         for t in range(num_steps):
             _step(run, room, t, num_steps)
     except BaseException as error:
-        run.engine.out[:] = run.fleet._book.state != 0
+        run.engine.out[:] = run.fleet.is_out
         if isinstance(error, FaultError):
             run._fault(error.fault.slot, READY)
         run.engine.drain()

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "make": "core.construct",
-    "make_vec": "core.construct",
+    "make_vec": "adapters.gymnasium",
     "Fleet": "core.fleet",
     "KEEP": "core.slot_table",
     "Batch": "core.batch",
@@ -84,9 +84,9 @@ if TYPE_CHECKING:
     from envfleet.adapters.classic import VectorizedEnvs as VectorizedEnvs
     from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
     from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
+    from envfleet.adapters.gymnasium import make_vec as make_vec
     from envfleet.core.batch import Batch as Batch
     from envfleet.core.construct import make as make
-    from envfleet.core.construct import make_vec as make_vec
     from envfleet.core.fleet import Fleet as Fleet
     from envfleet.core.plan import Plan as Plan
     from envfleet.core.slot_table import KEEP as KEEP

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from envfleet.adapters.fleet_view import FleetView
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
@@ -20,7 +21,7 @@ from envfleet.slots.layout import gather, leaves_of
 Array = np.ndarray[Any, Any]
 
 
-class AsyncPettingZooVecEnv:
+class AsyncPettingZooVecEnv(FleetView):
     """PettingZoo environments side by side, as a dict agent -> [N, …] arrays: observations, rewards, flags, infos.
 
     ParallelEnv or AECEnv factories (of an AEC env one agent is active per row). An ended episode begins anew in the same
@@ -67,7 +68,7 @@ class AsyncPettingZooVecEnv:
         if not self.fleet.agents:
             self.fleet.close()
             raise BadArgument("these environments have one agent: use envfleet.make_vec for them")
-        self.copy, self.dead_actions, self.closed = copy, dead_actions, False
+        self.copy, self.dead_actions = copy, dead_actions
         self.num_envs, self.num_agents = self.fleet.num_envs, self.fleet.num_agents
         self.possible_agents = list(self.fleet.agents)
         self.agents = list(self.fleet.agents)
@@ -78,7 +79,7 @@ class AsyncPettingZooVecEnv:
 
     @property
     def unwrapped(self) -> AsyncPettingZooVecEnv:
-        """Itself."""
+        """This view: no wrapper is around it."""
         return self
 
     def single_observation_space(self, agent: str) -> gym.Space[Any]:
@@ -106,18 +107,12 @@ class AsyncPettingZooVecEnv:
         batch = self.fleet.reset(seed=seed, options=options)
         return self._observations(batch.obs), self._infos(batch)
 
-    def step(self, actions: Any) -> Any:
-        """Step all: (observations, rewards, terminated, truncated, infos), each a dict by agent."""
-        self.step_async(actions)
-        return self.step_wait()
+    def _actions(self, actions: Any) -> Any:
+        """A dict agent -> [N, …], or a list with a dict (or a list in the order of `agents`) per env."""
+        return self._joint(actions)
 
-    def step_async(self, actions: Any) -> None:
-        """Send actions: a dict agent -> [N, …], or a list with a dict (or a list in the order of `agents`) per env."""
-        self.fleet.send(self._joint(actions))
-
-    def step_wait(self, timeout: float | None = None) -> Any:
-        """The result of `step_async`."""
-        batch = self.fleet.recv(timeout_s=timeout, copy=self.copy)
+    def _result(self, batch: Batch) -> Any:
+        """(observations, rewards, terminated, truncated, infos), each a dict by agent."""
         return (
             self._observations(batch.obs),
             self._by_agent(batch.reward),
@@ -208,40 +203,8 @@ class AsyncPettingZooVecEnv:
             raise BadArgument(f"actions for {sorted(map(str, strange))}, but the agents are {self.agents}")
         return {agent: [row.get(agent) for row in rows] for agent in self.agents}
 
-    # -- the rest -----------------------------------------------------------------------------------------------
 
-    def render(self) -> tuple[Any, ...]:
-        """One frame per env."""
-        return self.fleet._call("render", "render", (), {}, None)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or read an attribute."""
-        return self.fleet.call(name, *args, **kwargs)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """An attribute of every env."""
-        return self.fleet.get_attr(name)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env (a list or tuple: one value each)."""
-        self.fleet.set_attr(name, values)
-
-    def close(self, **kwargs: Any) -> None:
-        """End everything. Idempotent."""
-        self.closed = True
-        self.fleet.close()
-
-    def __enter__(self) -> AsyncPettingZooVecEnv:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.close()
-
-    def __len__(self) -> int:
-        return self.num_envs
-
-
-class AgentsAsBatch(VectorEnv[Any, Any, Any]):
+class AgentsAsBatch(FleetView, VectorEnv[Any, Any, Any]):
     """A fleet whose agents are rows of one batch: row `slot * A + agent`, for policies that all agents share.
 
     `infos["active"]` says which rows have an observation and act on it; actions of the others are ignored.
@@ -280,13 +243,14 @@ class AgentsAsBatch(VectorEnv[Any, Any, Any]):
         batch = self.fleet.reset(seed=seed, options=options)
         return _rows(batch.obs), self._infos(batch)
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Step all envs."""
+    def _actions(self, actions: Any) -> Any:
         shape = self.fleet.num_envs, self.fleet.num_agents
         leaves = leaves_of(self.single_action_space)
         parts = [_follow(actions, leaf.path) for leaf in leaves]
         joint = [np.asarray(part).reshape(*shape, *leaf.shape) for leaf, part in zip(leaves, parts)]
-        batch = self.fleet.step(gather(self.single_action_space, joint))
+        return gather(self.single_action_space, joint)
+
+    def _result(self, batch: Batch) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         flat = self.num_envs
         flags = batch.terminated.reshape(flat), batch.truncated.reshape(flat)
         return _rows(batch.obs), batch.reward.reshape(flat), *flags, self._infos(batch)
@@ -299,10 +263,6 @@ class AgentsAsBatch(VectorEnv[Any, Any, Any]):
         if ends.any():
             infos["final_obs"], infos["_final_obs"] = _rows(batch.final_obs), ends
         return infos
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the fleet."""
-        self.fleet.close()
 
 
 def action_masks(fleet: Fleet, batch: Batch) -> dict[str, Array]:

@@ -9,15 +9,15 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from envfleet.adapters.gymnasium import refuse_agents
+from envfleet.adapters.fleet_view import FleetView, refuse_agents
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.slots.layout import gather
 
 
-class _View:
-    """What the views share: a fleet, its spaces, close, and the context manager."""
+class _ClassicView(FleetView):
+    """A fleet with its spaces, in the words of these scripts."""
 
     def __init__(self, fleet: Fleet) -> None:
         refuse_agents(fleet)
@@ -28,34 +28,9 @@ class _View:
         self.observation_space = fleet.observation_space
         self.action_space = fleet.action_space
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or read an attribute."""
-        return self.fleet.call(name, *args, **kwargs)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """An attribute of every env."""
-        return self.fleet.get_attr(name)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env (a list or tuple: one value each)."""
-        self.fleet.set_attr(name, values)
-
     def render(self, slot: int = 0) -> Any:
         """What one env renders."""
         return self.fleet.render(slot)
-
-    def close(self) -> None:
-        """End everything. Idempotent."""
-        self.fleet.close()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.close()
-
-    def __len__(self) -> int:
-        return self.num_envs
 
     def _final(self, batch: Batch, row: int) -> Any:
         values = []
@@ -65,7 +40,7 @@ class _View:
         return gather(self.single_observation_space, values)
 
 
-class ParallelEnv(_View):
+class ParallelEnv(_ClassicView):
     """Environments in processes of their own, built from (cloud)pickled callables: one worker per env by default.
 
     `reset(seed)` gives env i the seed `seed + i`; ended episodes are reset in the same step, and their last observation
@@ -101,26 +76,16 @@ class ParallelEnv(_View):
         batch = self.fleet.reset(seed=seed, options=options)
         return batch.obs, list(batch.info)
 
-    def step_async(self, actions: Any) -> None:
-        """Send the actions; `step_wait` gives the result."""
-        self.fleet.send(actions)
-
-    def step_wait(self, timeout_s: float | None = None) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
-        """obs, rewards, terminated, truncated, infos of the step sent last."""
-        batch = self.fleet.recv(timeout_s=timeout_s)
+    def _result(self, batch: Batch) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
+        """obs, rewards, terminated, truncated, infos."""
         infos = [dict(info) for info in batch.info]
         for row in np.flatnonzero(batch.ended).tolist():
             infos[row]["final_obs"] = self._final(batch, row)
             infos[row]["final_info"] = batch.final_info[row]
         return batch.obs, batch.reward, batch.terminated, batch.truncated, infos
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
-        """Step every env."""
-        self.step_async(actions)
-        return self.step_wait()
 
-
-class VectorizedEnvs(_View):
+class VectorizedEnvs(_ClassicView):
     """Many envs in this process, in the old style: `reset()` gives observations, `step` gives obs, rewards, dones, infos.
 
     `infos[i]` at an end has "terminal_observation" and "TimeLimit.truncated", as old code expects.
@@ -145,9 +110,8 @@ class VectorizedEnvs(_View):
         """First observations."""
         return self.fleet.reset(seed=seed).obs
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
+    def _result(self, batch: Batch) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
         """obs, rewards, dones, infos."""
-        batch = self.fleet.step(actions)
         infos = [dict(info) for info in batch.info]
         for row in np.flatnonzero(batch.ended).tolist():
             infos[row] = {**batch.final_info[row], "terminal_observation": self._final(batch, row)}

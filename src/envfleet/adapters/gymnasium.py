@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envfleet.core.batch import decoded
+from envfleet.adapters.fleet_view import FleetView, refuse_agents
+from envfleet.core.batch import Batch, decoded
+from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, ResetNeeded
 from envfleet.slots.layout import gather, scalar_reader
@@ -27,17 +28,7 @@ def parse_autoreset_mode(mode: Any) -> AutoresetMode:
     raise BadArgument(f"autoreset_mode={mode!r}: choose one of {', '.join(repr(m.value) for m in AutoresetMode)}")
 
 
-def refuse_agents(fleet: Fleet) -> None:
-    """A view with one agent per env refuses a fleet of many agents, and closes it."""
-    if fleet.agents:
-        fleet.close()
-        raise BadArgument(
-            "these environments have many agents, for which this view has no place: use "
-            "envfleet.AsyncPettingZooVecEnv, or envfleet.AgentsAsBatch(envfleet.make(…))"
-        )
-
-
-class FleetVectorEnv(VectorEnv[Any, Any, Any]):
+class FleetVectorEnv(FleetView, VectorEnv[Any, Any, Any]):
     """The vector environment that `make_vec` returns; `fleet` is the fleet below it."""
 
     def __init__(self, fleet: Fleet, mode: AutoresetMode, copy: bool = True) -> None:
@@ -88,20 +79,22 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
                 infos = self._add_info(infos, info, slot)
         return self._observations(), infos
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all environments."""
-        self.step_async(actions)
-        return self.step_wait()
-
-    def step_async(self, actions: Any) -> None:
-        """Send the actions; `step_wait` gives the result."""
+    def _actions(self, actions: Any) -> Any:
         if self.autoreset_mode == AutoresetMode.DISABLED and self._ended.any():
             raise ResetNeeded(np.flatnonzero(self._ended).tolist(), "reset them by options={'reset_mask': …} first")
-        self.fleet.send(actions)
+        return actions
 
-    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Wait for the result of `step_async`."""
-        batch = self.fleet.recv(timeout_s=timeout, copy=False)
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments."""
+        return self._result(self.fleet.step(self._actions(actions), copy=False))
+
+    def step_wait(
+        self, timeout_s: float | None = None, *, timeout: float | None = None
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Wait for the result of `step_async`. `timeout` is Gymnasium's name for `timeout_s`."""
+        return self._result(self.fleet.recv(timeout_s=timeout_s if timeout is None else timeout, copy=False))
+
+    def _result(self, batch: Batch) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
         self._ended = terminated | truncated
@@ -129,18 +122,6 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         ]
         return gather(self.single_observation_space, values)
 
-    def render(self) -> tuple[Any, ...] | None:
-        """One frame per environment."""
-        return self.fleet._call("render", "render", (), {}, None)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every environment, or read an attribute."""
-        return self.fleet.call(name, *args, **kwargs)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """An attribute of every environment."""
-        return self.fleet.get_attr(name)
-
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment (a list or tuple: one value each)."""
         if isinstance(values, (list, tuple)) and len(values) != self.num_envs:
@@ -149,10 +130,6 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
         self.fleet.set_attr(name, values)
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the fleet."""
-        self.fleet.close()
 
 
 def _checked_mask(mask: Any, num_envs: int) -> np.ndarray[Any, Any]:
@@ -167,6 +144,24 @@ def _checked_mask(mask: Any, num_envs: int) -> np.ndarray[Any, Any]:
     return mask
 
 
-def is_vector_env(env: Any) -> bool:
-    """Whether an object is a Gymnasium vector environment already."""
-    return isinstance(env, gym.vector.VectorEnv)
+def make_vec(
+    env: Any, num_envs: int | None = None, *, autoreset_mode: Any = "NextStep", **options: Any
+) -> FleetVectorEnv:
+    """A `gymnasium.vector.VectorEnv` over a fleet: a drop-in for `SyncVectorEnv` and `AsyncVectorEnv`.
+
+    `autoreset_mode` is "NextStep", "SameStep" or "Disabled" (or Gymnasium's enum); all other options are `make`'s.
+
+    Example:
+        >>> import envfleet as ef
+        >>> envs = ef.make_vec("CartPole-v1", num_envs=3, backend="serial")
+        >>> obs, infos = envs.reset(seed=42)
+        >>> envs.step(envs.action_space.sample())[0].shape
+        (3, 4)
+        >>> envs.close()
+    """
+    mode = parse_autoreset_mode(autoreset_mode)
+    if "on_end" in options:
+        raise BadArgument("make_vec decides on_end by autoreset_mode; leave it out")
+    copy = options.pop("copy", True)
+    fleet = make(env, num_envs, on_end="reset" if mode == AutoresetMode.SAME_STEP else "wait", **options)
+    return FleetVectorEnv(fleet, mode, copy=copy)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.adapters.askable import Askable
+from envfleet.adapters.fleet_view import FleetView
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
@@ -22,7 +23,7 @@ except ImportError as missing:  # this file is where SB3 is known, and importing
 Indices = None | int | Iterable[int]
 
 
-class FleetVecEnv(VecEnv):  # type: ignore[misc]
+class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
     """A fleet as an SB3 `VecEnv`.
 
     Same meaning as SB3's own classes: rewards are float32 (on every backend), `done` is terminated or truncated, an ended
@@ -65,13 +66,8 @@ class FleetVecEnv(VecEnv):  # type: ignore[misc]
         self._reset_options()
         return observation
 
-    def step_async(self, actions: Any) -> None:
-        """Send actions; `step_wait` receives."""
-        self.fleet.send(actions)
-
-    def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
-        """Return observations, rewards, dones and infos."""
-        batch = self.fleet.recv()
+    def _result(self, batch: Batch) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
+        """Observations, rewards, dones and infos."""
         ended = batch.ended
         infos = list(batch.info) if not ended.any() else self._infos_with_ends(batch)
         cut = (batch.truncated & ~batch.terminated).tolist()
@@ -88,13 +84,11 @@ class FleetVecEnv(VecEnv):  # type: ignore[misc]
                 infos[row]["envfleet.fault"] = True
         return infos
 
-    def close(self) -> None:
-        """Close the fleet; bounded and idempotent."""
-        self.fleet.close()
-
     # -- the environments' own interface ---------------------------------------------------------------------------
 
-    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+    render = VecEnv.render
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:  # type: ignore[override]  # SB3's signature
         """Return an attribute of each environment."""
         try:
             return list(self.fleet.call("envfleet_get_attr", attr_name, slots=self._slots(indices)))
@@ -158,6 +152,6 @@ class DummyVecEnv(FleetVecEnv):
 
 def _as_attribute_error(error: EnvFailed, name: str) -> Exception:
     # SB3 asks "does it have …?" by catching AttributeError.
-    if "AttributeError" in str(error.fault.cause):
+    if isinstance(error.__cause__, AttributeError):
         return AttributeError(f"the environments have no attribute {name!r}: {error}")
     return error

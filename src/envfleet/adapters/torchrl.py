@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envfleet.adapters.gymnasium import refuse_agents
+from envfleet.adapters.fleet_view import refuse_agents
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BackendMissing, BadArgument

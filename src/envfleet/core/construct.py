@@ -1,10 +1,10 @@
-"""`make` and `make_vec`: from what users have to a running fleet."""
+"""`make`: from what users have to a running fleet."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
@@ -20,9 +20,6 @@ from envfleet.multiagent.agent_env import joint_columns
 from envfleet.remote.remote_backend import RemoteBackend, is_remote, remote_factory
 from envfleet.slots.factories import Recipe, factories_for
 from envfleet.slots.layout import Layout, leaves_of
-
-if TYPE_CHECKING:
-    from envfleet.adapters.gymnasium import FleetVectorEnv
 
 BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm", "remote", "scripted")
 
@@ -103,31 +100,6 @@ def make(
     )
     chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe, on_fault)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
-
-
-def make_vec(
-    env: Any, num_envs: int | None = None, *, autoreset_mode: Any = "NextStep", **options: Any
-) -> FleetVectorEnv:
-    """A `gymnasium.vector.VectorEnv` over a fleet: a drop-in for `SyncVectorEnv` and `AsyncVectorEnv`.
-
-    `autoreset_mode` is "NextStep", "SameStep" or "Disabled" (or Gymnasium's enum); all other options are `make`'s.
-
-    Example:
-        >>> import envfleet as ef
-        >>> envs = ef.make_vec("CartPole-v1", num_envs=3, backend="serial")
-        >>> obs, infos = envs.reset(seed=42)
-        >>> envs.step(envs.action_space.sample())[0].shape
-        (3, 4)
-        >>> envs.close()
-    """
-    from envfleet.adapters.gymnasium import FleetVectorEnv, parse_autoreset_mode
-
-    mode = parse_autoreset_mode(autoreset_mode)
-    if "on_end" in options:
-        raise BadArgument("make_vec decides on_end by autoreset_mode; leave it out")
-    copy = options.pop("copy", True)
-    fleet = make(env, num_envs, on_end="reset" if mode == gym.vector.AutoresetMode.SAME_STEP else "wait", **options)
-    return FleetVectorEnv(fleet, mode, copy=copy)
 
 
 def _check_numbers(

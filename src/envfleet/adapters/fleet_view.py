@@ -1,0 +1,78 @@
+"""What all views of a fleet share: stepping through `fleet.step`, the environments' interface, close."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from envfleet.core.batch import Batch
+from envfleet.core.fleet import Fleet
+from envfleet.errors import BadArgument
+
+
+class FleetView:
+    """A fleet in the shapes of another library. A view says how actions come (`_actions`) and what a batch becomes (`_result`)."""
+
+    fleet: Fleet
+    num_envs: int
+    closed = False
+    copy: bool = True  # False: what `step` gives are views, valid until the next step
+
+    def _actions(self, actions: Any) -> Any:
+        """The caller's actions as a fleet takes them."""
+        return actions
+
+    def _result(self, batch: Batch) -> Any:
+        """What `step` gives for a batch of all slots."""
+        raise TypeError(f"{type(self).__name__} cannot be stepped")
+
+    def step(self, actions: Any) -> Any:
+        """Step all environments."""
+        return self._result(self.fleet.step(self._actions(actions), copy=self.copy))
+
+    def step_async(self, actions: Any) -> None:
+        """Send the actions; `step_wait` gives the result."""
+        self.fleet.send(self._actions(actions))
+
+    def step_wait(self, timeout_s: float | None = None, *, timeout: float | None = None) -> Any:
+        """Wait for the result of `step_async`. `timeout` is Gymnasium's name for `timeout_s`."""
+        return self._result(self.fleet.recv(timeout_s=timeout_s if timeout is None else timeout, copy=self.copy))
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every environment, or read an attribute."""
+        return self.fleet.call(name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every environment."""
+        return self.fleet.get_attr(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment (a list or tuple: one value each)."""
+        self.fleet.set_attr(name, values)
+
+    def render(self) -> Any:
+        """One frame per environment."""
+        return self.fleet.render_all()
+
+    def close(self, **kwargs: Any) -> None:
+        """End everything. Idempotent."""
+        self.closed = True
+        self.fleet.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+
+def refuse_agents(fleet: Fleet) -> None:
+    """A view with one agent per environment refuses a fleet of many agents, and closes it."""
+    if fleet.agents:
+        fleet.close()
+        raise BadArgument(
+            "these environments have many agents, for which this view has no place: use "
+            "envfleet.AsyncPettingZooVecEnv, or envfleet.AgentsAsBatch(envfleet.make(…))"
+        )

@@ -1,6 +1,6 @@
 // The ordinary step of a parallel env of many agents: everyone acts, everyone is given an observation, nobody ends, nobody
 // has anything to say. All else (births, deaths, ends, infos, other types) goes to the seat in Python, which is the
-// specification: src/envfleet/multiagent/pettingzoo.py, ParallelSeat.take.
+// specification: src/envfleet/multiagent/pettingzoo.py, ParallelAgentEnv.take.
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL envfleet_array_api
 #define NO_IMPORT_ARRAY

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envfleet.multiagent.pettingzoo import AecSeat, _below_wrappers
+from envfleet.multiagent.pettingzoo import AecAgentEnv, _below_wrappers
 
 pytest.importorskip("pettingzoo")
 
@@ -37,7 +37,7 @@ def told(seat, steps, seed):
 @pytest.mark.filterwarnings("ignore:.*llegal move.*")
 @pytest.mark.parametrize("module", [connect_four_v3, tictactoe_v3, rps_v2], ids=lambda m: m.__name__.split(".")[-1])
 def test_the_short_way_hears_what_the_long_way_does(module):
-    short, long = AecSeat(module.env()), AecSeat(module.env())
+    short, long = AecAgentEnv(module.env()), AecAgentEnv(module.env())
     assert short._bare is short.env.unwrapped
     long._bare = None
     assert told(short, 300, seed=3) == told(long, 300, seed=3)

@@ -29,9 +29,7 @@ EXCEPTIONS = {
     ("core.construct", "remote"),
     ("envs.connect4", "remote"),
     ("envs.echo", "remote"),
-    ("slots.compiled_core", "multiagent"),
     ("slots.factories", "multiagent"),
-    ("slots.slot_life", "multiagent"),
 }
 
 

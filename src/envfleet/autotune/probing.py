@@ -10,7 +10,7 @@ from typing import Any
 
 from envfleet.errors import FleetError, KeeperLost
 from envfleet.faults.failure import Failure, exit_words
-from envfleet.multiagent.agent_env import Seat
+from envfleet.multiagent.agent_env import AgentEnv
 from envfleet.slots.factories import Recipe
 
 #: How long the probe steps an env; up to MOST times that where steps are slow.
@@ -44,8 +44,8 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
     """Step an env with random actions for a while, in its worker. Resets are part of what a step costs."""
     if _is_async(env):
         return {"step_s": 0.0, "cpu_s": 0.0, "obs_bytes": 0, "is_async": True}
-    if isinstance(env, Seat):
-        return _measure_seat(env, seconds)
+    if isinstance(env, AgentEnv):
+        return _measure_agents(env, seconds)
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(64)]
     obs, _ = env.reset(seed=0)
@@ -87,19 +87,19 @@ def _pauses() -> float:
         return time.perf_counter() * 1e6
 
 
-def _measure_seat(seat: Seat, seconds: float) -> dict[str, Any]:
+def _measure_agents(agent_env: AgentEnv, seconds: float) -> dict[str, Any]:
     """`measure_env` for many agents; choosing legal actions is not counted."""
-    seat.begin(seat.reset(seed=0))
+    agent_env.begin(agent_env.reset(seed=0))
     steps, wall_s, cpu_s, begun = 0, 0.0, 0.0, time.perf_counter()
     while not _is_over(steps, time.perf_counter() - begun, seconds):
-        action = seat.actions(seat.sample())
+        action = agent_env.actions(agent_env.sample())
         start, cpu = time.perf_counter(), time.process_time()
-        seat.take(seat.step(action))
-        if seat.over:
-            seat.begin(seat.reset())
+        agent_env.take(agent_env.step(action))
+        if agent_env.over:
+            agent_env.begin(agent_env.reset())
         wall_s, cpu_s = wall_s + time.perf_counter() - start, cpu_s + time.process_time() - cpu
         steps += 1
-    size = sum(array.nbytes for array in seat.obs)
+    size = sum(array.nbytes for array in agent_env.obs)
     return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": size, "is_async": False}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from envfleet.backends.base import Backend, Loss, Turns
 from envfleet.faults.failure import Failure
+from envfleet.multiagent.agent_support import AGENTS
 from envfleet.slots.env_contract import describe
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout
@@ -35,7 +36,7 @@ class LocalBackend(Backend):
     def _make_lives(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.lives = [
-            SlotLife(slot, factory, recipe.on_end, self._tasks) for slot, factory in enumerate(recipe.factories)
+            SlotLife(slot, factory, recipe.on_end, self._tasks, AGENTS) for slot, factory in enumerate(recipe.factories)
         ]
 
     @staticmethod

@@ -26,6 +26,7 @@ from envfleet.backends.processes import ProcessBackend
 from envfleet.backends.slot_mover import Mover
 from envfleet.backends.worker_handle import WorkerHandle
 from envfleet.faults.failure import Failure, load_value
+from envfleet.multiagent.agent_support import AGENTS
 from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import ALIGN, Layout
@@ -89,7 +90,7 @@ class ShmBackend(ProcessBackend):
         if self._own < 0:
             return
         for slot, factory in enumerate(self.recipe.factories):
-            self._lives[slot] = SlotLife(slot, factory, self.recipe.on_end, self._tasks)
+            self._lives[slot] = SlotLife(slot, factory, self.recipe.on_end, self._tasks, AGENTS)
         for slot in self._workers[self._own].slots:
             life = self._lives[slot]
             drive(life, life.build(), _unwatched)

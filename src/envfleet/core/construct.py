@@ -175,7 +175,7 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
     columns = {**about["columns"], **recipe.columns}
     agents = tuple(about.get("agents", ()))
     if agents:
-        columns = {**joint_columns(columns, len(agents)), **about["seat_columns"]}
+        columns = {**joint_columns(columns, len(agents)), **about["agent_columns"]}
     return Layout(about["observation_space"], about["action_space"], columns, agents, about.get("groups", ())), about
 
 

@@ -1,6 +1,6 @@
-"""A seat: what the slot life holds where an env has many agents. It says what each agent saw, earned and is owed.
+"""`AgentEnv`: what the slot life holds where an env has many agents. It says what each agent saw, earned and is owed.
 
-A seat looks like an env to the slot life. Its spaces are joint ones: every agent's part, in the order of
+It looks like an env to the slot life. Its spaces are joint ones: every agent's part, in the order of
 `possible_agents`. `step` and `reset` are the calls the life makes; `take` and `begin` read what they returned into
 arrays with an agent axis, which the life copies into the row (`envfleet.multiagent.agent_row`).
 """
@@ -25,12 +25,14 @@ Array = np.ndarray[Any, Any]
 MASK = "action_mask"
 
 
-class Seat(abc.ABC):
-    """What both kinds of seat share: groups, arrays with an agent axis, and how one agent's observation gets into them.
+class AgentEnv(abc.ABC):
+    """What both kinds share: groups, arrays with an agent axis, and how one agent's observation gets into them.
 
     After `take`, `reward`, `earned`, `scored`, `terminated`, `truncated`, `active`, `pending` are lists over agents, `over`
     says whether the episode is; `obs` and `final` are the leaves of the joint observation, `columns` the columns.
     """
+
+    acts_at_once = False  # whether every agent with an observation acts in every step
 
     def __init__(self, env: Any, with_state: bool = False) -> None:
         self.env = env
@@ -47,8 +49,8 @@ class Seat(abc.ABC):
         self.metadata: dict[str, Any] = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
         # Lists, one entry per agent: single entries of arrays are slow to read and to write.
-        self._nothing, self._nobody = [0.0] * len(self.agents), [False] * len(self.agents)
-        self._owed, self.active, self.pending = self._nothing[:], self._nobody[:], self._nobody[:]
+        self._zeros, self._none_true = [0.0] * len(self.agents), [False] * len(self.agents)
+        self._owed, self.active, self.pending = self._zeros[:], self._none_true[:], self._none_true[:]
         self._open_row()
         self.has_final = False  # whether `final` was written since it was last asked for
         self.over = False
@@ -134,8 +136,8 @@ class Seat(abc.ABC):
 
     def _open_row(self) -> None:
         # New lists: those of the last row may still have to be written, after the reset that follows it.
-        self.reward, self.earned = self._nothing[:], self._nothing[:]
-        self.scored, self.terminated, self.truncated = self._nobody[:], self._nobody[:], self._nobody[:]
+        self.reward, self.earned = self._zeros[:], self._zeros[:]
+        self.scored, self.terminated, self.truncated = self._none_true[:], self._none_true[:], self._none_true[:]
 
     def _show(self, i: int, obs: Any) -> None:
         """The agent has an observation and is to act on it."""
@@ -181,11 +183,11 @@ class Seat(abc.ABC):
             array[...] = value
 
     def _clear(self) -> None:
-        """A new episode: nobody is here, nobody is owed anything."""
+        """A new episode: no agent is there, none is owed a reward."""
         for i, active in enumerate(self.active):
             if active:
                 self._hide(i)
-        self.pending, self._owed = self._nobody[:], self._nothing[:]
+        self.pending, self._owed = self._none_true[:], self._zeros[:]
 
     def sample(self) -> list[Any]:
         """A random action for every agent, a legal one where a mask says which are."""
@@ -200,7 +202,7 @@ class Seat(abc.ABC):
 
     def about_agents(self) -> dict[str, Any]:
         """What the parent wants to know beside the joint spaces."""
-        return {"agents": self.agents, "groups": self.groups, "seat_columns": dict(self.column_spaces)}
+        return {"agents": self.agents, "groups": self.groups, "agent_columns": dict(self.column_spaces)}
 
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute of the env."""

@@ -1,4 +1,4 @@
-"""The many-agent part of a slot's life: a seat's arrays, written into the slot's row."""
+"""The many-agent part of a slot's life: the arrays of its `AgentEnv`, written into the slot's row."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Transition(NamedTuple):
     over: bool
 
 
-class JointRow:
+class AgentRow:
     """The row of one slot whose env has many agents.
 
-    The seat (`envfleet.multiagent.pettingzoo`) says what happened to each agent; here it becomes bytes. `obs` holds zeros
+    The `AgentEnv` (`envfleet.multiagent.pettingzoo`) says what happened to each agent; here it becomes bytes. `obs` holds zeros
     for agents that are not active. `final_obs` is valid for agents with a flag; for those whose transition is open it holds
-    their last observation, so that whoever finds the worker dead can still tell what it was.
+    their last observation, so that it is known when the worker is found dead.
     """
 
     def __init__(self, slab: Slab, slot: int) -> None:
@@ -45,58 +45,63 @@ class JointRow:
         ]
         self._reads = _readers(slab, slot)
         self._memory: Any = slab.memory.data  # the head comes first in it
-        count, fields, row = slab.layout.num_agents, slab.head.dtype.fields or {}, slot * slab.head.dtype.itemsize
-        self._front, self._front_at = struct.Struct(f"={2 * count}d5q"), row + fields["reward"][1]
-        self._now, self._now_at = struct.Struct(f"=4q{count}d"), row + fields["started"][1]
-        self._count, self._count_at = struct.Struct(f"=q{count}d"), row + fields["now_length"][1]
-        self._flags, self._flags_at = struct.Struct(f"={5 * count + 1}?"), row + fields["terminated"][1]
+        head = slab.head.dtype
+        transition = _fields(head, "reward", "ep_return", "episode", "step", "length", "task", "seed")
+        flags = _fields(head, "terminated", "truncated", "active", "scored", "pending", "over")
+        now = _fields(head, "started", "now_seed", "now_task", "now_length", "now_return")
+        count = _fields(head, "now_length", "now_return")
+        row = slot * head.itemsize
+        self._front, self._front_at = transition[0], row + transition[1]
+        self._flags, self._flags_at = flags[0], row + flags[1]
+        self._now, self._now_at = now[0], row + now[1]
+        self._count, self._count_at = count[0], row + count[1]
 
     def actions(self) -> list[Any]:
         """One action per agent, as its env expects it: copies, because envs keep what they are given."""
         return [read() for read in self._reads]
 
-    def write_obs(self, seat: Any, check: Callable[[], None]) -> None:
+    def write_obs(self, agent_env: Any, check: Callable[[], None]) -> None:
         """What agents see now, and their columns. `check` is called when all is read and nothing is written yet."""
         slot = self.slot
-        found = [(name, leaf, seat.columns.get(name)) for name, leaf, _ in self._columns]
-        values = [_declared(leaf, name, seat) if own is None else own for name, leaf, own in found]
+        found = [(name, leaf, agent_env.columns.get(name)) for name, leaf, _ in self._columns]
+        values = [_declared(leaf, name, agent_env) if own is None else own for name, leaf, own in found]
         check()
         for (_, _, column), value in zip(self._columns, values):
             column[slot, 0] = value
-        for array, value in zip(self._obs, seat.obs):
+        for array, value in zip(self._obs, agent_env.obs):
             array[slot, 0] = value  # type: ignore[index]
 
-    def read_obs(self, seat: Any) -> None:
-        """Give the seat back what agents see, where the compiled life has written it."""
-        for array, value in zip(self._obs, seat.obs):
+    def read_obs(self, agent_env: Any) -> None:
+        """Give the agent env back what agents see, where the compiled life has written it."""
+        for array, value in zip(self._obs, agent_env.obs):
             value[...] = array[self.slot, 0]  # type: ignore[index]
 
-    def write_final(self, seat: Any) -> None:
+    def write_final(self, agent_env: Any) -> None:
         """What agents saw last."""
-        if seat.has_final:
-            for array, value in zip(self._final, seat.final):
+        if agent_env.has_final:
+            for array, value in zip(self._final, agent_env.final):
                 array[self.slot, 0] = value  # type: ignore[index]
-            seat.has_final = False
+            agent_env.has_final = False
 
-    def begin(self, seat: Any) -> None:
+    def begin(self, agent_env: Any) -> None:
         """A new episode: who is there, and what they were given for nothing."""
         slot = self.slot
-        self.head["active"][slot], self.head["pending"][slot] = seat.active, seat.pending
-        self.head["now_return"][slot] = seat.earned
+        self.head["active"][slot], self.head["pending"][slot] = agent_env.active, agent_env.pending
+        self.head["now_return"][slot] = agent_env.earned
 
-    def transition(self, seat: Any) -> Transition:
-        """What the seat's last step was; kept aside, for a reset may come before it is written."""
+    def transition(self, agent_env: Any) -> Transition:
+        """What the last step was; kept aside, for a reset may come before it is written."""
         started, seed, task, length, *returns = self._now.unpack_from(self._memory, self._now_at)
         return Transition(
-            seat.reward, [a + b for a, b in zip(returns, seat.earned)], started - 1, length, task, seed,
-            seat.terminated, seat.truncated, seat.scored, seat.over,
+            agent_env.reward, [a + b for a, b in zip(returns, agent_env.earned)], started - 1, length, task, seed,
+            agent_env.terminated, agent_env.truncated, agent_env.scored, agent_env.over,
         )  # fmt: skip
 
     def go_on(self, row: Transition) -> None:
         """The episode is as long as this transition says, and worth as much so far."""
         self._count.pack_into(self._memory, self._count_at, row.step + 1, *row.ep_return)
 
-    def write_head(self, row: Transition, seat: Any) -> None:
+    def write_head(self, row: Transition, agent_env: Any) -> None:
         """The transition, and who is active now: two runs of bytes, because a row has dozens of small fields."""
         self._front.pack_into(
             self._memory, self._front_at, *row.reward, *row.ep_return,
@@ -107,20 +112,40 @@ class JointRow:
             self._flags_at,
             *row.terminated,
             *row.truncated,
-            *seat.active,
+            *agent_env.active,
             *row.scored,
-            *seat.pending,
+            *agent_env.pending,
             row.over,
         )
 
 
-def _declared(joint: Leaf, name: str, seat: Any) -> np.ndarray[Any, Any]:
+def _fields(head: np.dtype[Any], *names: str) -> tuple[struct.Struct, int]:
+    """Fields of a head that follow each other, as one struct, and where it begins. Packing costs 0.9 µs a row, 13 assignments 3.0.
+
+    Example:
+        >>> fields, at = _fields(np.dtype([("a", "?"), ("b", "<f8", (2,)), ("c", "<i8")]), "b", "c")
+        >>> fields.format, at
+        ('=2d1q', 1)
+    """
+    codes, fields = {"f8": "d", "i8": "q", "b1": "?"}, head.fields
+    assert fields is not None
+    text, first, end = "=", -1, -1
+    for name in names:
+        dtype, offset = fields[name][:2]
+        if first >= 0 and offset != end:
+            raise AssertionError(f"{name!r} does not follow the fields before it in the head: {head.names}")
+        first, end = (offset if first < 0 else first), offset + dtype.itemsize
+        text += f"{dtype.itemsize // dtype.base.itemsize}{codes[dtype.base.str[1:]]}"
+    return struct.Struct(text), first
+
+
+def _declared(joint: Leaf, name: str, agent_env: Any) -> np.ndarray[Any, Any]:
     """A declared column from the agents' infos; zeros where an agent says nothing, or has no action to choose."""
     leaf = Leaf(joint.path, joint.space, joint.dtype, joint.shape[1:])
     rows = np.zeros(joint.shape, joint.dtype)
-    for i, agent in enumerate(seat.agents):
-        info = seat.infos.get(agent)
-        if info and name in info and (seat.active[i] or name != MASK):
+    for i, agent in enumerate(agent_env.agents):
+        info = agent_env.infos.get(agent)
+        if info and name in info and (agent_env.active[i] or name != MASK):
             rows[i] = fits(leaf, info[name])
     return rows
 

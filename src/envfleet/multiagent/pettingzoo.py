@@ -1,4 +1,4 @@
-"""PettingZoo environments in a slot: a seat around the env says, after every call, what each agent saw, earned and owes.
+"""PettingZoo environments in a slot: an `AgentEnv` around the env says, after every call, what each agent saw and earned.
 
 Dead steps, births, deaths and rewards that come before an agent's next turn are settled here, so that nothing above has
 to know of them. PettingZoo itself is not imported: what has its interface is taken for it.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from envfleet.multiagent.agent_env import Seat
+from envfleet.multiagent.agent_env import AgentEnv
 from envfleet.slots.env_contract import checked_info, number_of, unpack_result
 
 
@@ -19,24 +19,24 @@ def is_many_agents(env: Any) -> bool:
     pettingzoo = sys.modules.get("pettingzoo")
     if pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv)):
         return True
-    return isinstance(env, Seat) or (
+    return isinstance(env, AgentEnv) or (
         hasattr(env, "possible_agents")
         and callable(getattr(env, "observation_space", None))
         and callable(getattr(env, "action_space", None))
     )
 
 
-def seated(env: Any, with_state: bool = False) -> Any:
-    """The env in a seat, if it has many agents; any other env as it is.
+def as_agent_env(env: Any, with_state: bool = False) -> Any:
+    """The env in a agent_env, if it has many agents; any other env as it is.
 
     Example:
-        >>> seated("not an env of many agents")
+        >>> as_agent_env("not an env of many agents")
         'not an env of many agents'
     """
-    if isinstance(env, Seat) or not is_many_agents(env):
+    if isinstance(env, AgentEnv) or not is_many_agents(env):
         return env
     turns = callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None))
-    return AecSeat(env, with_state) if turns else ParallelSeat(env, with_state)
+    return AecAgentEnv(env, with_state) if turns else ParallelAgentEnv(env, with_state)
 
 
 class WithState:
@@ -46,15 +46,17 @@ class WithState:
         self.inner = inner
 
     def __call__(self) -> Any:
-        """Build one env and seat it."""
+        """Build one env and adapt it."""
         env = self.inner()
         if not is_many_agents(env):
             raise TypeError(f"with_state=True is for environments of many agents; {type(env).__name__} has one")
-        return seated(env, with_state=True)
+        return as_agent_env(env, with_state=True)
 
 
-class ParallelSeat(Seat):
-    """A ParallelEnv: everyone with an observation acts at once."""
+class ParallelAgentEnv(AgentEnv):
+    """A ParallelEnv: every agent with an observation acts at once."""
+
+    acts_at_once = True
 
     def __init__(self, env: Any, with_state: bool = False) -> None:
         super().__init__(env, with_state)
@@ -62,11 +64,11 @@ class ParallelSeat(Seat):
         self.step, self.reset = env.step, env.reset  # type: ignore[method-assign]
 
     def reset(self, **kwargs: Any) -> Any:
-        """The env's."""
+        """Reset the env."""
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
-        """The env's."""
+        """Step the env."""
         return self.env.step(action)
 
     def actions(self, each: list[Any]) -> dict[Any, Any]:
@@ -83,7 +85,7 @@ class ParallelSeat(Seat):
             if agent in obs:
                 self._show(i, obs[agent])
         if True not in self.active:
-            raise RuntimeError("reset() returned no agent's observation, so nobody can act")
+            raise RuntimeError("reset() returned no agent's observation, so no agent can act")
         self.over = False
         if self._with_state:
             self._tell_state("state")
@@ -126,7 +128,7 @@ class ParallelSeat(Seat):
             self._tell_state("final_state" if self.over else "state")
 
 
-class AecSeat(Seat):
+class AecAgentEnv(AgentEnv):
     """An AECEnv: one agent acts at a time; what it earns is known at its next turn, or at its end."""
 
     def __init__(self, env: Any, with_state: bool = False) -> None:

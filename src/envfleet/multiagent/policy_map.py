@@ -119,7 +119,7 @@ def _check_names(wanted: dict[str, list[str]], agents: Sequence[str]) -> None:
     if unknown:
         raise BadArgument(f"policies: there is no agent {', '.join(map(repr, unknown))}; {known}")
     if missing:
-        raise BadArgument(f"policies: nobody plays {', '.join(missing)}; {known}")
+        raise BadArgument(f"policies: no policy plays {', '.join(missing)}; {known}")
     if twice:
         raise BadArgument(f"policies: {', '.join(twice)} appear more than once; an agent has one policy")
 

@@ -16,6 +16,7 @@ from envfleet.backends.aio import AioBackend
 from envfleet.backends.base import Loss
 from envfleet.errors import BadArgument
 from envfleet.faults.failure import Failure
+from envfleet.multiagent.agent_support import AGENTS
 from envfleet.remote.remote_errors import CapacityReached, ConnectFailed
 from envfleet.slots.slot_life import SlotLife
 
@@ -36,7 +37,7 @@ class RenewingBackend(AioBackend):
         old = self.lives[worker]
         stack = super().kill(worker)
         env, old.env = old.env, None
-        fresh = SlotLife(worker, old.make_env, old.on_end, self._tasks)
+        fresh = SlotLife(worker, old.make_env, old.on_end, self._tasks, AGENTS)
         if getattr(self, "slab", None) is not None:
             fresh.attach(self.slab)
         self.lives[worker] = fresh

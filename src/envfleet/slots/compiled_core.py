@@ -16,7 +16,6 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from envfleet.multiagent.pettingzoo import ParallelSeat
 from envfleet.slots.slab import Slab
 from envfleet.slots.slot_life import SlotLife, drive
 
@@ -125,7 +124,7 @@ def armed_parts(life: SlotLife) -> tuple[Any, ...] | None:
     life.time_limit = None
     if life.joint is not None:
         # Everyone acts at once, on one array each: the compiled life makes the ordinary steps of such an env.
-        simple = isinstance(life.env, ParallelSeat) and all(
+        simple = life.env.acts_at_once and all(
             len(leaves) == 1 and not leaves[0].path for leaves in (life.slab.obs_leaves, life.slab.action_leaves)
         )
         return (life.env.step, life.env.reset, 0, False, life.env.env) if simple else None

@@ -37,7 +37,7 @@ def describe(env: Any) -> dict[str, Any]:
     except AttributeError:
         columns = {}
     return {
-        **(env.about_agents() if hasattr(env, "about_agents") else {}),  # a seat: see envfleet.multiagent.pettingzoo
+        **(env.about_agents() if hasattr(env, "about_agents") else {}),  # an AgentEnv: see envfleet.multiagent
         "observation_space": observation_space,
         "action_space": action_space,
         "metadata": dict(getattr(env, "metadata", None) or {}),

@@ -21,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envfleet.envs.registry import is_ours_to_find, resolve_env
 from envfleet.errors import BadArgument, NotPicklable
-from envfleet.multiagent.pettingzoo import WithState, is_many_agents, seated
+from envfleet.multiagent.pettingzoo import WithState, as_agent_env, is_many_agents
 
 Factory = Callable[[], Any]
 
@@ -165,7 +165,7 @@ def factories_for(
         made, num_envs = list(env), len(env)
     elif is_many_agents(env) and not isinstance(env, type):
         try:
-            seated(env)
+            as_agent_env(env)
         except TypeError as unfit:
             raise BadArgument(str(unfit)) from unfit
         made = [CopyFactory(type(env).__name__, pickled(env, "the environment"))]

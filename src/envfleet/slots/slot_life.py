@@ -12,13 +12,11 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from envfleet.faults.failure import Failure
-from envfleet.multiagent.agent_row import JointRow
-from envfleet.multiagent.pettingzoo import seated
 from envfleet.slots.env_contract import attribute, checked_info, number_of, snapshot_value, task_routes, unpack_result
 from envfleet.slots.layout import FAULT, READY, REBUILD, RESET, fits, leaves_of, scatter
 from envfleet.slots.slab import Slab
@@ -30,6 +28,18 @@ Calls = Generator[Call, Any, None]
 PHASES = ("idle", "init", "reset", "step", "call", "render", "close")
 
 
+class ManyAgents(Protocol):
+    """What the life needs of `envfleet.multiagent`, which is above it: given by the backend that makes the life."""
+
+    def adapt(self, env: Any) -> Any:
+        """The env as one with joint spaces, if it has many agents; any other env as it is."""
+        ...
+
+    def row(self, slab: Slab, slot: int) -> Any:
+        """Writes the row of a slot with many agents."""
+        ...
+
+
 class SlotLife:
     """One slot's env and everything that happens to it.
 
@@ -38,7 +48,12 @@ class SlotLife:
     """
 
     def __init__(
-        self, slot: int, make_env: Callable[[], Any], on_end: str = "reset", tasks: dict[int, bytes] | None = None
+        self,
+        slot: int,
+        make_env: Callable[[], Any],
+        on_end: str = "reset",
+        tasks: dict[int, bytes] | None = None,
+        many_agents: ManyAgents | None = None,
     ) -> None:
         self.slot = slot
         self.make_env = make_env
@@ -57,7 +72,8 @@ class SlotLife:
         self.phase = "idle"
         self.runner: Any = None  # the compiled runner that drives this slot, while it does
         self.time_limit: Any = None  # the TimeLimit wrapper absorbed into it
-        self.joint: JointRow | None = None  # writes the row where the env has many agents
+        self._many_agents = many_agents
+        self.joint: Any = None  # writes the row where the env has many agents
         self._set_task: Callable[[Any], Any] | None = None
         self._reset_takes_task = False
 
@@ -85,7 +101,7 @@ class SlotLife:
         """Take an env that is built: here just now, or in another process, from where it was moved."""
         self.drop()
         self._reset_takes_task, self._set_task = task_routes(env)
-        self.env = seated(env)
+        self.env = env if self._many_agents is None else self._many_agents.adapt(env)
 
     def drop(self) -> None:
         """Forget the env without closing it: it lives on elsewhere, or never was."""
@@ -123,7 +139,9 @@ class SlotLife:
         self._columns = [
             (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
         ]
-        self.joint = JointRow(slab, self.slot) if slab.layout.agents else None
+        if slab.layout.agents:
+            assert self._many_agents is not None
+            self.joint = self._many_agents.row(slab, self.slot)
 
     # -- one send -----------------------------------------------------------------------------------------------
 
@@ -183,23 +201,23 @@ class SlotLife:
         self._write_head(episode, step, reward, ep_return, (terminated, truncated), task, seed)
         self._scored[slot, 0] = True
 
-    def _take_joint_step(self, result: Any, row: JointRow) -> Calls:
-        """`take_step` for many agents: the same order of things, with the seat telling what happened to each agent."""
-        slot, seat = self.slot, self.env
-        seat.take(result)
-        head = row.transition(seat)
-        info = self.keep(seat.infos) if any(seat.infos.values()) else None
+    def _take_joint_step(self, result: Any, row: Any) -> Calls:
+        """`take_step` for many agents: the same order of things, with the agent env saying what happened to each agent."""
+        slot, agent_env = self.slot, self.env
+        agent_env.take(result)
+        head = row.transition(agent_env)
+        info = self.keep(agent_env.infos) if any(agent_env.infos.values()) else None
         self.check_hold()
-        row.write_final(seat)
+        row.write_final(agent_env)
         if head.over and self.on_end == "reset":
             self.final_info = info
             self.info = yield from self._reset_env()
         else:
             self.info = info
-            row.write_obs(seat, self.check_hold)
+            row.write_obs(agent_env, self.check_hold)
             row.go_on(head)
             self._waiting[slot] = head.over
-        row.write_head(head, seat)
+        row.write_head(head, agent_env)
 
     def _begin(self) -> Calls:
         """A reset that is a row of its own: no transition, step -1."""
@@ -245,11 +263,11 @@ class SlotLife:
         """Write what a reset returned; gives the info as it is kept."""
         slot = self.slot
         if self.joint is not None:
-            seat = self.env
-            seat.begin(result)
-            self.info = self.keep(seat.infos) if any(seat.infos.values()) else None
-            self.joint.write_obs(seat, self.check_hold)
-            self.joint.begin(seat)
+            agent_env = self.env
+            agent_env.begin(result)
+            self.info = self.keep(agent_env.infos) if any(agent_env.infos.values()) else None
+            self.joint.write_obs(agent_env, self.check_hold)
+            self.joint.begin(agent_env)
         else:
             obs, info = unpack_result(result, 2, "reset")
             info = checked_info(info)

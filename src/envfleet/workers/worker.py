@@ -30,6 +30,7 @@ import cloudpickle
 import numpy as np
 
 from envfleet.faults.failure import Failure, words_of
+from envfleet.multiagent.agent_support import AGENTS
 from envfleet.slots import compiled_core
 from envfleet.slots.env_contract import describe
 from envfleet.slots.factories import unpack_factories
@@ -119,7 +120,7 @@ class Worker:
             raise SystemExit(1) from None
         self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
         for slot in start["slots"]:
-            life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks)
+            life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks, AGENTS)
             life.options = start["options"].get(slot)
             life.keep = dump_value  # what cannot travel fails in the life, with its phase and step
             if not start["build"]:

@@ -60,7 +60,7 @@ def test_policies_are_shared_independent_or_named():
 @pytest.mark.parametrize(
     ("policies", "told"),
     [
-        ({"a": ["clock_0"]}, "nobody plays clock_1"),
+        ({"a": ["clock_0"]}, "no policy plays clock_1"),
         ({"a": ["clock_0", "clock_7"]}, "no agent 'clock_7'"),
         ({"a": ["clock_0", "clock_1"], "b": ["clock_1"]}, "clock_1 appear more than once"),
         ("everyone", "shared"),

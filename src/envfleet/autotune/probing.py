@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envfleet.errors import FleetError, KeeperLost
-from envfleet.faults.failure import Failure, exit_words
+from envfleet.faults.failure import Failure, exit_words, init_fault
 from envfleet.multiagent.agent_env import AgentEnv
 from envfleet.slots.factories import Recipe
 
@@ -119,13 +119,12 @@ def run_probe(recipe: Recipe, also: Callable[[Any], Any] | None = None) -> tuple
     hang is bounded by the deadline of what it hangs in.
     """
     from envfleet.backends.pipe import PipeBackend
-    from envfleet.core.construct import init_fault
 
     backend, patience_s = PipeBackend(num_workers=1), 0.0  # who failed is not asked to close
     try:
         built = backend.start(dataclasses.replace(recipe, factories=recipe.factories[:1]))[0]
         if not isinstance(built, dict):
-            raise ProbeFailed(str(init_fault(0, built, backend)).splitlines()[0])
+            raise ProbeFailed(str(init_fault(0, built)).splitlines()[0])
         reset_s = _ask(backend, first_reset, recipe.reset_timeout_s, f"reset_timeout_s={recipe.reset_timeout_s:g}")
         # From here on it hangs in a step, most likely; a reset among them may take a while, if the first did.
         resets_s = min(recipe.reset_timeout_s, 0.5 + 10.0 * reset_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -11,26 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.faults.failure import Failure
+from envfleet.faults.failure import Failure, Loss
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout
 from envfleet.slots.slab import Slab, Slots
 from envfleet.workers.shared_memory import Pulse
 
 Turns = np.ndarray[Any, np.dtype[np.uint32]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """A worker whose process ended: which slot it was in, and how it ended."""
-
-    worker: int
-    exit_code: int | None
-    slot: int  # -1: it was idle
-    phase: str
-    #: Set when it was ended because that slot overran its deadline: the words for it, and the Python stacks it was in.
-    overrun: str = ""
-    stack: str = ""
 
 
 class Backend(abc.ABC):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Backend, Loss, Turns
-from envfleet.faults.failure import Failure
+from envfleet.backends.base import Backend, Turns
+from envfleet.faults.failure import Failure, Loss
 from envfleet.multiagent.agent_support import AGENTS
 from envfleet.slots.env_contract import describe
 from envfleet.slots.factories import Recipe

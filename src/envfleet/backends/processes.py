@@ -21,10 +21,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from envfleet.backends.base import Backend, Loss, spread
+from envfleet.backends.base import Backend, spread
 from envfleet.backends.worker_handle import WorkerHandle
 from envfleet.errors import KeeperLost
-from envfleet.faults.failure import Failure, load_value
+from envfleet.faults.failure import Failure, Loss, load_value
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout
 from envfleet.slots.slab import Slab, Slots

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Loss, spread
+from envfleet.backends.base import spread
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.faults.failure import Failure
+from envfleet.faults.failure import Failure, Loss
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import REBUILD, RESET
 from envfleet.slots.slab import Slots

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Loss
 from envfleet.backends.local import Described, LocalBackend
-from envfleet.faults.failure import Failure
+from envfleet.faults.failure import Failure, Loss
 from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout

@@ -19,13 +19,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from envfleet.backends.base import Loss
 from envfleet.backends.env_copy import try_packed
 from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.processes import ProcessBackend
 from envfleet.backends.slot_mover import Mover
 from envfleet.backends.worker_handle import WorkerHandle
-from envfleet.faults.failure import Failure, load_value
+from envfleet.faults.failure import Failure, Loss, load_value
 from envfleet.multiagent.agent_support import AGENTS
 from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe

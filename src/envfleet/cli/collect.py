@@ -106,7 +106,8 @@ class _Counted:
 def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
     from envfleet.cli.serve import read_token
     from envfleet.core.construct import make
-    from envfleet.remote.remote_backend import count_sessions, is_remote
+    from envfleet.core.construct import is_remote
+    from envfleet.remote.remote_backend import count_sessions
     from envfleet.rollout.collector import Collector
 
     workers: dict[str, Any] = {} if args.workers is None else {"num_workers": args.workers}
@@ -151,7 +152,7 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
 
 def _env(name: str) -> Any:
     """Addresses of servers, an environment of ours by its short name, or a Gymnasium id."""
-    from envfleet.remote.remote_backend import is_remote
+    from envfleet.core.construct import is_remote
 
     urls = name.split(",")
     if is_remote(urls):

@@ -9,19 +9,30 @@ from typing import Any
 import gymnasium as gym
 
 from envfleet.autotune.auto import decide
-from envfleet.backends.base import Backend, Loss
+from envfleet.backends.base import Backend
 from envfleet.backends.slot_mover import Mover
 from envfleet.core.fleet import Fleet
 from envfleet.core.plan import Plan
 from envfleet.core.supervisor import Policy
 from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
-from envfleet.faults.failure import Failure, Fault, exit_words
+from envfleet.faults.failure import Loss, init_fault
 from envfleet.multiagent.agent_env import joint_columns
-from envfleet.remote.remote_backend import RemoteBackend, is_remote, remote_factory
 from envfleet.slots.factories import Recipe, factories_for
 from envfleet.slots.layout import Layout, leaves_of
+from envfleet.util.loading import load_attribute
 
-BACKENDS = ("auto", "serial", "thread", "aio", "pipe", "shm", "remote", "scripted")
+#: Backends by name, imported when asked for: `remote` is above the core, and the core does not know the wire.
+BACKENDS = {
+    "serial": "envfleet.backends.serial:SerialBackend",
+    "thread": "envfleet.backends.thread:ThreadBackend",
+    "aio": "envfleet.backends.aio:AioBackend",
+    "pipe": "envfleet.backends.pipe:PipeBackend",
+    "shm": "envfleet.backends.shm:ShmBackend",
+    "remote": "envfleet.remote.remote_backend:RemoteBackend",
+    "scripted": "envfleet.backends.scripted:ScriptedBackend",
+}
+_SESSIONS = "envfleet.remote.remote_backend:remote_factory"
+_SCHEMES = ("http://", "https://", "ws://", "wss://")
 
 
 def make(
@@ -102,6 +113,20 @@ def make(
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
 
 
+def is_remote(env: Any) -> bool:
+    """Whether `make` was given server addresses: one, a list of them, or a mapping with `env_url`.
+
+    Example:
+        >>> is_remote("http://127.0.0.1:8000"), is_remote("CartPole-v1")
+        (True, False)
+    """
+    if isinstance(env, Mapping):
+        return "env_url" in env
+    if isinstance(env, str):
+        return env.startswith(_SCHEMES)
+    return isinstance(env, (list, tuple)) and bool(env) and all(isinstance(url, str) and is_remote(url) for url in env)
+
+
 def _check_numbers(
     num_workers: int | None, timeouts_s: Mapping[str, float], columns: Mapping[str, gym.Space[Any]] | None
 ) -> None:
@@ -132,7 +157,8 @@ def _sessions(
         "down_timeout_s": reset_timeout_s,
         "message_timeout_s": step_timeout_s,
     }
-    return remote_factory(env, {**waits, **(env_kwargs or {})}), None, RemoteBackend()
+    sessions = load_attribute(_SESSIONS, "remote")(env, {**waits, **(env_kwargs or {})})
+    return sessions, None, load_attribute(BACKENDS["remote"], "backend")()
 
 
 def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug: bool) -> Fleet:
@@ -147,7 +173,7 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     for slot, what in built.items():
         if not isinstance(what, dict):  # under "restart": built again when first reset
             fleet._supervisor.lost[slot] = fleet._supervisor.troubled = True
-            fleet._supervisor.faults.append(init_fault(slot, what, backend))
+            fleet._supervisor.faults.append(init_fault(slot, what, int(backend.worker_of[slot])))
     return fleet
 
 
@@ -159,9 +185,9 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
         # The slot a worker was in when it was lost explains more than the slots that went down with it.
         culprits = [slot for slot, what in bad.items() if not (isinstance(what, Loss) and what.slot not in (slot, -1))]
         slot = (culprits or list(bad))[0]
-        error = init_fault(slot, bad[slot], None).error()
+        error = init_fault(slot, bad[slot]).error()
         for other in [other for other in bad if other != slot][:3]:
-            error.add_note(f"also: {init_fault(other, bad[other], None)}")
+            error.add_note(f"also: {init_fault(other, bad[other])}")
         raise error
     first = next(iter(good))
     for slot, about in good.items():
@@ -179,21 +205,6 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
     return Layout(about["observation_space"], about["action_space"], columns, agents, about.get("groups", ())), about
 
 
-def init_fault(slot: int, what: Failure | Loss, backend: Backend | None) -> Fault:
-    """A constructor's failure as a fault record."""
-    worker = None if backend is None else int(backend.worker_of[slot])
-    if isinstance(what, Loss):
-        shared = what.slot not in (slot, -1)
-        cause = f"the worker process {exit_words(what.exit_code)}"
-        if shared:
-            cause = f"it shared worker {what.worker} with slot {what.slot}: {cause}"
-        return Fault(slot, "lost", "init", cause, worker=what.worker, exit_code=what.exit_code,
-                     shared_with=what.slot if shared else None)  # fmt: skip
-    late = what.kind == "timeout"
-    text = {"stack": what.traceback} if late else {"traceback": what.traceback}
-    return Fault(slot, what.kind, "init", what.summary, worker=worker, failure=None if late else what, **text)  # type: ignore[arg-type]
-
-
 def _backend(
     backend: str | Backend,
     num_workers: int | None,
@@ -204,7 +215,7 @@ def _backend(
 ) -> tuple[Backend, str]:
     if isinstance(backend, Backend):
         return backend, "sessions with servers" if backend.name == "remote" else "given"
-    _check("backend", backend, BACKENDS)
+    _check("backend", backend, ("auto", *BACKENDS))
     reason, threads, mover = "asked for", False, None
     if backend == "auto":
         choice = decide(recipe, num_workers, isolate, on_fault)
@@ -214,33 +225,18 @@ def _backend(
         start_method = start_method if backend in ("pipe", "shm") else None
     if start_method is not None and backend not in ("pipe", "shm"):
         raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
-    if backend == "serial":
-        if num_workers not in (None, 1):
-            raise BadArgument(f"backend 'serial' has one worker, the caller; num_workers={num_workers} cannot be")
-        from envfleet.backends.serial import SerialBackend
-
-        return SerialBackend(), reason
-    if backend == "thread":
-        from envfleet.backends.thread import ThreadBackend
-
-        return ThreadBackend(num_workers), reason
-    if backend == "aio":
-        from envfleet.backends.aio import AioBackend
-
-        return AioBackend(num_workers), reason
-    if backend == "scripted":
-        from envfleet.backends.scripted import ScriptedBackend
-
-        return ScriptedBackend(num_workers), reason
-    if not hasattr(os, "fork"):
+    if backend == "serial" and num_workers not in (None, 1):
+        raise BadArgument(f"backend 'serial' has one worker, the caller; num_workers={num_workers} cannot be")
+    if backend in ("pipe", "shm") and not hasattr(os, "fork"):
         raise BackendMissing(backend, why="This system has no fork; use backend='thread' or 'serial'.")
+    kind = load_attribute(BACKENDS[backend], "backend")
+    if backend == "serial":
+        return kind(), reason
     if backend == "pipe":
-        from envfleet.backends.pipe import PipeBackend
-
-        return PipeBackend(num_workers, start_method, threads), reason
-    from envfleet.backends.shm import ShmBackend
-
-    return ShmBackend(num_workers, start_method, isolate=isolate is not False, mover=mover), reason
+        return kind(num_workers, start_method, threads), reason
+    if backend == "shm":
+        return kind(num_workers, start_method, isolate=isolate is not False, mover=mover), reason
+    return kind(num_workers), reason
 
 
 def _check(name: str, value: Any, choices: Sequence[str]) -> None:

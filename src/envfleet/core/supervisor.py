@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Backend, Loss
+from envfleet.backends.base import Backend
 from envfleet.core.slot_table import SlotTable
 from envfleet.errors import FaultError, KeeperLost
-from envfleet.faults.failure import Failure, Fault, exit_words
+from envfleet.faults.failure import Failure, Fault, Loss, exit_words
 from envfleet.slots.layout import FAULT, QUARANTINED, REBUILD, RESET
 from envfleet.slots.slab import Slots
 

@@ -268,3 +268,30 @@ def exit_words(exit_code: int | None) -> str:
             name = "unknown"
         return f"was killed by signal {-exit_code} ({name})"
     return f"exited with code {exit_code}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A worker whose process ended: which slot it was in, and how it ended."""
+
+    worker: int
+    exit_code: int | None
+    slot: int  # -1: it was idle
+    phase: str
+    #: Set when it was ended because that slot overran its deadline: the words for it, and the Python stacks it was in.
+    overrun: str = ""
+    stack: str = ""
+
+
+def init_fault(slot: int, what: Failure | Loss, worker: int | None = None) -> Fault:
+    """A constructor's failure as a fault record."""
+    if isinstance(what, Loss):
+        shared = what.slot not in (slot, -1)
+        cause = f"the worker process {exit_words(what.exit_code)}"
+        if shared:
+            cause = f"it shared worker {what.worker} with slot {what.slot}: {cause}"
+        culprit = what.slot if shared else None
+        return Fault(slot, "lost", "init", cause, worker=what.worker, exit_code=what.exit_code, shared_with=culprit)
+    if what.kind == "timeout":
+        return Fault(slot, what.kind, "init", what.summary, worker=worker, stack=what.traceback)
+    return Fault(slot, what.kind, "init", what.summary, worker=worker, failure=what, traceback=what.traceback)

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Loss
 from envfleet.backends.local import Described
-from envfleet.faults.failure import Failure
+from envfleet.faults.failure import Failure, Loss
 from envfleet.remote.remote_backend import RenewingBackend
 from envfleet.slots.factories import Recipe
 from envfleet.slots.slot_life import drive

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from envfleet.backends.aio import AioBackend
-from envfleet.backends.base import Loss
+from envfleet.core.construct import is_remote
 from envfleet.errors import BadArgument
-from envfleet.faults.failure import Failure
+from envfleet.faults.failure import Failure, Loss
 from envfleet.multiagent.agent_support import AGENTS
 from envfleet.remote.remote_errors import CapacityReached, ConnectFailed
 from envfleet.slots.slot_life import SlotLife
@@ -23,8 +23,6 @@ from envfleet.slots.slot_life import SlotLife
 if TYPE_CHECKING:
     from envfleet.core.fleet import Fleet
     from envfleet.remote.remote_env import RemoteEnv
-
-_SCHEMES = ("http://", "https://", "ws://", "wss://")
 
 
 class RenewingBackend(AioBackend):
@@ -117,20 +115,6 @@ class RemoteFactory:
         from envfleet.remote.remote_env import RemoteEnv
 
         return RemoteEnv(self.urls, **self.options)
-
-
-def is_remote(env: Any) -> bool:
-    """Whether `make` was given server addresses: one, a list of them, or a mapping with `env_url`.
-
-    Example:
-        >>> is_remote("http://127.0.0.1:8000"), is_remote("CartPole-v1")
-        (True, False)
-    """
-    if isinstance(env, Mapping):
-        return "env_url" in env
-    if isinstance(env, str):
-        return env.startswith(_SCHEMES)
-    return isinstance(env, (list, tuple)) and bool(env) and all(isinstance(url, str) and is_remote(url) for url in env)
 
 
 def remote_factory(env: Any, env_kwargs: Mapping[str, Any] | None = None) -> RemoteFactory:

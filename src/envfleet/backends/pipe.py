@@ -8,6 +8,7 @@ from envfleet.backends.processes import ProcessBackend
 from envfleet.slots.layout import Layout
 from envfleet.slots.slab import Slab
 from envfleet.workers.channel import ParentChannel
+from envfleet.workers.protocol import MESSAGE, ToWorker
 from envfleet.workers.shared_memory import Pulse
 
 
@@ -35,5 +36,5 @@ class PipeBackend(ProcessBackend):
     def _post_attach(self, channel: ParentChannel) -> bool:
         if self._layout is None:
             return False
-        channel.post(b"M" + cloudpickle.dumps(("attach", self._layout, self.recipe.num_slots, None)))
+        channel.post(MESSAGE + cloudpickle.dumps((ToWorker.ATTACH, self._layout, self.recipe.num_slots, None)))
         return True

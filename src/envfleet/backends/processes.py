@@ -12,7 +12,6 @@ import itertools
 import os
 import pickle
 import select
-import struct
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -32,8 +31,9 @@ from envfleet.util.machine import usable_cpus
 from envfleet.workers.channel import Channel, Closed, ParentChannel, pair
 from envfleet.workers.keeper import checked_pid
 from envfleet.workers.launcher import Keeper, check_start_method, working_folder
+from envfleet.workers.protocol import DONE, DOWN, MESSAGE, SIDE, UP, FromWorker, ToWorker, pack_advance, unpack_done
 from envfleet.workers.shared_memory import Pulse, Segment
-from envfleet.workers.worker import DONE_HEAD, DOWN, STACK_SIGNAL, UP
+from envfleet.workers.worker import STACK_SIGNAL
 
 #: How often a frame may be interrupted in being taken in before its worker is given up.
 _MAX_ATTEMPTS = 20
@@ -190,9 +190,7 @@ class ProcessBackend(Backend):
             worker = self._workers[index]
             channel = self._prepared(worker)
             turns = self.given[mine] + np.uint32(1)
-            frame = b"S" + struct.pack("=I", len(mine)) + mine.astype(np.int32).tobytes() + turns.tobytes()
-            if self.by_value:
-                frame += self.slab.pack(mine, self.slab.names(*DOWN))
+            frame = pack_advance(mine, turns, self.slab.pack(mine, self.slab.names(*DOWN)) if self.by_value else b"")
             # Interrupted between the next lines: `settle` sees by the number whether the frame was posted.
             worker.handing = (mine, turns, channel, channel.next_number)
             channel.post(frame)
@@ -296,9 +294,9 @@ class ProcessBackend(Backend):
             if worker.attempts > _MAX_ATTEMPTS:
                 channel.eof = True  # it cannot be read, however often one tries: what follows is not to be trusted
                 break
-            if frame[0] == ord("D"):
+            if frame[:1] == DONE:
                 self._take_done(frame)
-            elif frame[0] == ord("I"):
+            elif frame[:1] == SIDE:
                 slot, turn, part = pickle.loads(frame[1:])
                 self._parts[slot] = (turn, part)
             else:
@@ -309,18 +307,14 @@ class ProcessBackend(Backend):
             self._mark_lost(worker)
 
     def _take_done(self, frame: memoryview) -> None:
-        _, count, row_bytes = DONE_HEAD.unpack_from(frame)
-        at = DONE_HEAD.size
-        slots = np.frombuffer(frame, np.int32, count, at).astype(np.int64)
-        turns = np.frombuffer(frame, np.uint32, count, at + 4 * count)
-        at += 8 * count
-        parts = pickle.loads(frame[at + row_bytes :]) if len(frame) > at + row_bytes else {}
+        slots, turns, at, end = unpack_done(frame)
+        parts = pickle.loads(frame[end:]) if len(frame) > end else {}
         current = turns == self.given[slots]
-        self.num_stale += int(count - np.count_nonzero(current))
+        self.num_stale += int(len(slots) - np.count_nonzero(current))
         current &= self.done[slots] != turns  # not those that were taken in before this was interrupted
         for slot in slots[current].tolist():
             self._take_part(slot, parts.get(slot, {}))
-        if row_bytes:
+        if end > at:
             self.slab.unpack(slots, self.slab.names(*UP), frame, at, None if current.all() else current)
         self.done[slots[current]] = turns[current]
 
@@ -348,13 +342,13 @@ class ProcessBackend(Backend):
         return row if turn == self.given[slot] else super().delivered(slot)
 
     def _take_reply(self, what: str, *args: Any) -> None:
-        if what == "built":
+        if what == FromWorker.BUILT:
             self._built[args[0]] = load_value(args[1], "init")
-        elif what == "called":
+        elif what == FromWorker.CALLED:
             slot, ticket, answer = args
             if self._tickets.get(slot) == ticket:
                 self._replies[slot] = load_value(answer, "call")
-        elif what == "closed":
+        elif what == FromWorker.CLOSED:
             self._closing.append((args[0], args[1]))
 
     def _mark_lost(self, worker: WorkerHandle) -> None:
@@ -407,7 +401,7 @@ class ProcessBackend(Backend):
 
     def _message(self, worker: WorkerHandle, *message: Any) -> None:
         if worker.channel is not None:
-            worker.channel.post(b"M" + cloudpickle.dumps(message))
+            worker.channel.post(MESSAGE + cloudpickle.dumps(message))
             self._flush(worker)
 
     # -- off the step path --------------------------------------------------------------------------------------
@@ -420,13 +414,13 @@ class ProcessBackend(Backend):
 
     def _tell_tasks(self, worker: WorkerHandle) -> None:
         if worker.channel is not None and worker.num_tasks < len(self._tasks):
-            self._message(worker, "tasks", dict(itertools.islice(self._tasks.items(), worker.num_tasks, None)))
+            self._message(worker, ToWorker.TASKS, dict(itertools.islice(self._tasks.items(), worker.num_tasks, None)))
             worker.num_tasks = len(self._tasks)
 
     def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """To the workers of these slots. One that is gone before the reset is sent leaves them to the next."""
         self._options.update((slot, (int(self.given[slot]), value)) for slot, value in options.items())
-        self._by_worker("options", options)
+        self._by_worker(ToWorker.OPTIONS, options)
 
     def _options_of(self, worker: WorkerHandle) -> dict[int, Any]:
         """Options of resets that have not been sent yet."""
@@ -440,7 +434,7 @@ class ProcessBackend(Backend):
             for slot, value in objects.items():
                 grouped.setdefault(int(self.worker_of[slot]), {}).setdefault(i, {})[slot] = value
         for index, mine in grouped.items():
-            self._message(self._workers[index], "mail", mine)
+            self._message(self._workers[index], ToWorker.MAIL, mine)
 
     def _by_worker(self, what: str, values: Mapping[int, Any]) -> None:
         for worker in self._workers:
@@ -457,7 +451,7 @@ class ProcessBackend(Backend):
             self._prepared(worker)
             ticket = self._ticket(slot)
             self._replies.pop(slot, None)  # to a call that was interrupted
-            self._message(worker, "call", slot, ticket, phase, name, args[i] if each else args, kwargs)
+            self._message(worker, ToWorker.CALL, slot, ticket, phase, name, args[i] if each else args, kwargs)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers that have arrived."""
@@ -516,7 +510,7 @@ class ProcessBackend(Backend):
         deadline = time.monotonic() + timeout_s
         self.settle()
         for worker in self._workers:
-            self._message(worker, "close")
+            self._message(worker, ToWorker.CLOSE)
         while any(worker.alive for worker in self._workers) and time.monotonic() < deadline:
             self._poll(min(0.2, max(0.0, deadline - time.monotonic())))
         problems = self._closing

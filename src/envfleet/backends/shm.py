@@ -33,6 +33,7 @@ from envfleet.slots.slab import Slab, Slots
 from envfleet.slots.slot_life import SlotLife, drive
 from envfleet.util.machine import cpu_time_of, usable_cpus
 from envfleet.workers.channel import ParentChannel
+from envfleet.workers.protocol import MESSAGE, ToWorker
 from envfleet.workers.shared_memory import Segment, SharedMap
 from envfleet.workers.worker import call_life
 
@@ -133,8 +134,8 @@ class ShmBackend(ProcessBackend):
     def _post_attach(self, channel: ParentChannel) -> bool:
         if self._layout is None or self._segment is None:
             return False
-        message = cloudpickle.dumps(("attach", self._layout, self.recipe.num_slots, self._map))
-        channel.post(b"M" + message, [self._segment])
+        message = cloudpickle.dumps((ToWorker.ATTACH, self._layout, self.recipe.num_slots, self._map))
+        channel.post(MESSAGE + message, [self._segment])
         return True
 
     def _flush(self, worker: WorkerHandle, patience_s: float = 0.2) -> None:
@@ -319,7 +320,7 @@ class ShmBackend(ProcessBackend):
             self._lives[slot].move_in(env)
             self._runner = self._all_lives_runner
             self.worker_of[slot] = self._own
-            self._message(self._workers[self._home[slot]], "forget", slot)
+            self._message(self._workers[self._home[slot]], ToWorker.FORGET, slot)
         return refused
 
     def move_back(self, slots: list[int], timeout_s: float = 1.0) -> dict[int, str]:
@@ -357,7 +358,7 @@ class ShmBackend(ProcessBackend):
             worker, ticket = self._workers[owner[slot]], self._ticket(slot)
             self._replies.pop(slot, None)
             asked += worker.alive
-            self._message(worker, "call", slot, ticket, "call", name, mine, {})
+            self._message(worker, ToWorker.CALL, slot, ticket, "call", name, mine, {})
         while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
             answers.update(self.replies(left))
         for slot in slots:

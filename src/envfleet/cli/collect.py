@@ -105,8 +105,7 @@ class _Counted:
 
 def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
     from envfleet.cli.serve import read_token
-    from envfleet.core.construct import make
-    from envfleet.core.construct import is_remote
+    from envfleet.core.construct import is_remote, make
     from envfleet.remote.remote_backend import count_sessions
     from envfleet.rollout.collector import Collector
 

@@ -25,6 +25,7 @@ import traceback
 from typing import Any
 
 from envfleet.workers.channel import Channel, Closed
+from envfleet.workers.protocol import FromKeeper, ToKeeper
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: How often the keeper looks whether its parent is still there, when the socket does not tell.
@@ -62,7 +63,7 @@ def keeper_main(channel: Channel, parent_pid: int, method: str) -> None:
 
 def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int, Any], wake: tuple[int, int]) -> None:
     message = pickle.loads(channel.recv())
-    if message["what"] == "setup":
+    if message["what"] == ToKeeper.SETUP:
         sys.path[:] = message["path"]
         return
     fds = channel.recv_fds(message["num_fds"])
@@ -74,13 +75,13 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
         else:
             pid = _fork_worker(channel, module, function, fds, wake)
     except OSError as error:  # no memory, too many processes: one worker is missing, the others go on
-        channel.send(pickle.dumps(("refused", message["ticket"], str(error))))
+        channel.send(pickle.dumps((FromKeeper.REFUSED, message["ticket"], str(error))))
         return
     finally:
         for fd in fds:
             os.close(fd)
     workers.add(pid)
-    channel.send(pickle.dumps(("started", message["ticket"], pid)))
+    channel.send(pickle.dumps((FromKeeper.STARTED, message["ticket"], pid)))
 
 
 def _fork_worker(channel: Channel, module: str, function: str, fds: list[int], wake: tuple[int, int]) -> int:
@@ -126,7 +127,7 @@ def _reap(channel: Channel, workers: set[int], launched: dict[int, Any]) -> None
             workers.discard(pid)
             if pid in launched:
                 launched.pop(pid).returncode = 0  # reaped here: Popen must not wait for it again
-            channel.send(pickle.dumps(("exit", pid, os.waitstatus_to_exitcode(status))))
+            channel.send(pickle.dumps((FromKeeper.EXIT, pid, os.waitstatus_to_exitcode(status))))
 
 
 def _end_all(workers: set[int]) -> None:

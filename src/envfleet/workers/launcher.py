@@ -15,6 +15,7 @@ from typing import Any
 from envfleet.errors import BackendMissing, BadArgument, FleetError, KeeperLost
 from envfleet.workers.channel import Channel, Closed, HasFileno, ParentChannel, pair
 from envfleet.workers.keeper import checked_pid, keeper_main, launch
+from envfleet.workers.protocol import FromKeeper, ToKeeper
 
 START_METHODS = ("forkserver", "spawn", "fork")
 #: What a fleet's worker process runs.
@@ -78,7 +79,7 @@ class Keeper:
         theirs.close()
         _parent_ends.add(self.channel)
         if method != "fork":
-            self._send({"what": "setup", "path": list(sys.path)})
+            self._send({"what": ToKeeper.SETUP, "path": list(sys.path)})
 
     def _fork(self, theirs: Channel) -> int:
         parent = os.getpid()
@@ -114,7 +115,7 @@ class Keeper:
     def request_worker(self, files: Sequence[HasFileno], entry: tuple[str, str] = FLEET_WORKER) -> int:
         """Ask for a process that runs `module.function(*descriptors, keeper's pid)`; returns the ticket of the request."""
         self._ticket += 1
-        self._send({"what": "start", "ticket": self._ticket, "num_fds": len(files), "entry": entry}, files)
+        self._send({"what": ToKeeper.START, "ticket": self._ticket, "num_fds": len(files), "entry": entry}, files)
         return self._ticket
 
     def start_worker(
@@ -137,12 +138,15 @@ class Keeper:
         self.channel.wait(timeout_s)
         while (frame := self.channel.peek()) is not None:
             what, key, value = pickle.loads(frame)
-            told: dict[int, Any] = {"started": self.pids, "refused": self.refused, "exit": self.exits}[what]  # type: ignore[assignment]
-            if what == "started":
+            if what == FromKeeper.STARTED:
                 self.exits.pop(value, None)  # a number that an earlier worker had
-            told[key] = value
-            if what == "started" and key in self._unwanted:
-                self.kill(value)
+                self.pids[key] = value
+                if key in self._unwanted:
+                    self.kill(value)
+            elif what == FromKeeper.REFUSED:
+                self.refused[key] = value
+            else:
+                self.exits[key] = value
             self.channel.drop()
 
     def pid_of(self, ticket: int, timeout_s: float) -> int | None:

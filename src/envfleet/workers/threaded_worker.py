@@ -21,6 +21,7 @@ from typing import Any
 from envfleet.slots import compiled_core
 from envfleet.slots.slot_life import SlotLife
 from envfleet.workers.channel import Channel, Closed
+from envfleet.workers.protocol import ADVANCE, FromWorker
 from envfleet.workers.shared_memory import Pulse
 from envfleet.workers.worker import Worker, drive_here
 
@@ -75,7 +76,7 @@ class SharingWorker(Worker):
     def _build_one(self, life: SlotLife) -> None:
         def build() -> None:
             drive_here(life, life.build(), self._pulses[life.slot].enter)
-            self._reply("built", life.slot, self._described(life))
+            self._reply(FromWorker.BUILT, life.slot, self._described(life))
 
         self._jobs[life.slot].put(build)
 
@@ -146,7 +147,7 @@ class SharingWorker(Worker):
                 seen = self._pass_by(seen)
                 continue
             frame = self.channel.recv()
-            if frame[:1] == b"S":
+            if frame[:1] == ADVANCE:
                 self._advance(frame)
             elif not self._message(*pickle.loads(memoryview(frame)[1:])):
                 return
@@ -186,4 +187,4 @@ class SharingWorker(Worker):
             self._jobs[life.slot].put(None)
         for thread in self._threads:
             thread.join()
-        self._reply("bye")
+        self._reply(FromWorker.BYE)

@@ -1,14 +1,6 @@
-"""A worker process: drives many slots, one after another, at the parent's word.
+"""A worker process: runs many slots, one after another, as the parent's frames say (`envfleet.workers.protocol`).
 
-Messages from the parent are frames whose first byte says what they are:
-
-* ``S`` slots (int32 …) and their turns (uint32 …), then for `pipe` the rows' bytes: advance these slots, tell of each when
-  it is done;
-* ``M`` a pickled ``(what, …)``: tasks, options, mail, call, close … — everything off the step path.
-
-To the parent: ``D`` slots that are done and their turns (+ rows for `pipe`, + a pickled side part when there is something
-beside the rows), ``I`` a side part alone (for `shm`), ``R`` a pickled reply. What an env made is pickled by itself inside
-side parts and replies, so that what the parent cannot read concerns its slot only.
+What an env made is pickled by itself inside side parts and replies, so that what the parent cannot read concerns its slot only.
 """
 
 from __future__ import annotations
@@ -20,7 +12,6 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -39,15 +30,12 @@ from envfleet.slots.slab import Slab
 from envfleet.slots.slot_life import Calls, SlotLife, drive, end_if_forked
 from envfleet.workers.channel import Channel, Closed
 from envfleet.workers.keeper import die_with
+from envfleet.workers.protocol import ADVANCE, DOWN, REPLY, SIDE, UP, FromWorker, ToWorker, pack_done, unpack_advance
 from envfleet.workers.shared_memory import Pulse, Segment, SharedMap
 
-DONE_HEAD = struct.Struct("=cII")  # b"D", number of slots, bytes of rows
 STACK_SIGNAL = getattr(signal, "SIGUSR2", 0)  # Windows has none; there are no worker processes there
 #: Steps longer than this are reported one by one, shorter ones together: a message costs about this much.
 _REPORT_EACH_S = 50e-6
-
-#: What a worker writes and the parent reads, when rows travel by value; and the other way round.
-UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
 
 
 def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
@@ -116,7 +104,7 @@ class Worker:
         except BaseException as error:
             failure = Failure.of(error, "init")
             for slot in start["slots"]:
-                self._reply("built", slot, failure)
+                self._reply(FromWorker.BUILT, slot, failure)
             raise SystemExit(1) from None
         self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
         for slot in start["slots"]:
@@ -129,7 +117,7 @@ class Worker:
 
     def _build_one(self, life: SlotLife) -> None:
         drive_here(life, life.build(), self.pulse.enter)
-        self._reply("built", life.slot, self._described(life))
+        self._reply(FromWorker.BUILT, life.slot, self._described(life))
 
     def _described(self, life: SlotLife) -> Failure | bytes:
         if life.failure is not None:
@@ -140,7 +128,7 @@ class Worker:
             return Failure.of(error, "init")
 
     def _reply(self, *message: Any) -> None:
-        self.channel.send(b"R" + pickle.dumps(message))
+        self.channel.send(REPLY + pickle.dumps(message))
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -153,13 +141,13 @@ class Worker:
             while has_message or self.channel.has_frame():
                 has_message = False
                 frame = self.channel.recv()
-                if frame[:1] == b"S":
+                if frame[:1] == ADVANCE:
                     self._advance(frame)
                 elif not self._message(*pickle.loads(memoryview(frame)[1:])):
                     return
 
     def _send_side(self, slot: int, turn: int) -> None:
-        self.channel.send(b"I" + pickle.dumps((slot, turn, self._side_of(self.lives[slot]))))
+        self.channel.send(SIDE + pickle.dumps((slot, turn, self._side_of(self.lives[slot]))))
 
     def _advance(self, frame: bytes) -> None:
         if not self.by_value and self.channel.hung_up:
@@ -180,16 +168,16 @@ class Worker:
             self._report(done)
 
     def _unpack(self, frame: bytes) -> list[int]:
-        """The slots of an ``S`` frame; their turns are noted, their rows written."""
+        """The slots of an ADVANCE frame; their turns are noted, their rows written."""
         slab = self.slab
         assert slab is not None
-        (count,) = struct.unpack_from("=I", frame, 1)
-        slots = np.frombuffer(frame, np.int32, count, 5)
-        for slot, turn in zip(slots.tolist(), np.frombuffer(frame, np.uint32, count, 5 + 4 * count).tolist()):
+        slots, turns, at = unpack_advance(frame)
+        names: list[int] = slots.tolist()
+        for slot, turn in zip(names, turns.tolist()):
             self.lives[slot].turn = turn
         if self.by_value:
-            slab.unpack(slots.astype(np.int64), slab.names(*DOWN), frame, 5 + 8 * count)
-        return [int(slot) for slot in slots]
+            slab.unpack(slots, slab.names(*DOWN), frame, at)
+        return names
 
     def _advance_one(self, slot: int) -> None:
         life = self.lives[slot]
@@ -208,11 +196,8 @@ class Worker:
         slab = self.slab
         assert slab is not None
         side = self._side(done)
-        slots = np.array(done, np.int32)
-        turns = np.array([self.lives[slot].turn for slot in done], np.uint32)
-        rows = slab.pack(slots.astype(np.int64), slab.names(*UP)) if self.by_value else b""
-        head = DONE_HEAD.pack(b"D", len(done), len(rows))
-        self.channel.send(head + slots.tobytes() + turns.tobytes() + rows + side)
+        rows = slab.pack(np.array(done), slab.names(*UP)) if self.by_value else b""
+        self.channel.send(pack_done(done, [self.lives[slot].turn for slot in done], rows, side))
 
     def _side(self, done: list[int]) -> bytes:
         """What is beside the rows of these slots: infos, mailbox objects, failures. Empty when there is nothing."""
@@ -241,23 +226,23 @@ class Worker:
     # -- everything off the step path ---------------------------------------------------------------------------
 
     def _message(self, what: str, *args: Any) -> bool:
-        if what == "attach":
+        if what == ToWorker.ATTACH:
             self._attach(*args)
-        elif what == "tasks":
+        elif what == ToWorker.TASKS:
             self.tasks.update(args[0])
-        elif what == "options":
+        elif what == ToWorker.OPTIONS:
             for slot, options in args[0].items():
                 self.lives[slot].options = options
-        elif what == "mail":
+        elif what == ToWorker.MAIL:
             assert self.slab is not None
             for i, objects in args[0].items():
                 for slot, value in objects.items():
                     self.slab.mail["action"][i][slot] = value
-        elif what == "call":
+        elif what == ToWorker.CALL:
             self._call(*args)
-        elif what == "forget":
+        elif what == ToWorker.FORGET:
             self.lives[args[0]].move_out()
-        elif what == "close":
+        elif what == ToWorker.CLOSE:
             self._close()
             return False
         return True
@@ -297,7 +282,7 @@ class Worker:
             answer = Failure.of(error, phase)
         finally:
             pulse.enter(-1, "idle")
-        self._reply("called", slot, ticket, answer)
+        self._reply(FromWorker.CALLED, slot, ticket, answer)
 
     def pulse_of(self, slot: int) -> Pulse:
         """The pulse that tells of this slot."""
@@ -306,7 +291,7 @@ class Worker:
     def _close(self) -> None:
         for life in self.lives.values():
             self._close_one(life)
-        self._reply("bye")
+        self._reply(FromWorker.BYE)
 
     def _close_one(self, life: SlotLife) -> None:
         pulse = self.pulse_of(life.slot)
@@ -314,7 +299,7 @@ class Worker:
             pulse.enter(life.slot, "close")
             life.close()
         except BaseException as error:
-            self._reply("closed", life.slot, Failure.of(error, "close"))
+            self._reply(FromWorker.CLOSED, life.slot, Failure.of(error, "close"))
         pulse.enter(-1, "idle")
 
 

@@ -1,0 +1,110 @@
+"""Everything that parent, keeper and workers say to each other over their channels, by name.
+
+A frame between parent and worker begins with one byte that says what it is. ADVANCE and DONE are on the step path and carry
+arrays; everything else is pickled. Rows travel in frames only for `pipe`; with `shm` and the compiled core slots travel through
+rings (`compiled/exchange.c`), and only what is beside a row comes here.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+# -- parent to worker ---------------------------------------------------------------------------------------------
+
+ADVANCE = b"S"  # slots (int32 …) and their turns (uint32 …), then for `pipe` their rows: work on these slots
+MESSAGE = b"M"  # a pickled (name, *arguments), names as in ToWorker
+
+# -- worker to parent ---------------------------------------------------------------------------------------------
+
+DONE = b"D"  # slots that are done, their turns, for `pipe` their rows, and a pickled side part where there is one
+SIDE = b"I"  # the side part of one slot alone, for `shm`: a pickled (slot, turn, part), sent before the slot is done
+REPLY = b"R"  # a pickled (name, *arguments), names as in FromWorker
+
+
+class ToWorker:
+    """Names of messages to a worker."""
+
+    ATTACH = "attach"  # layout, number of slots, shared memory map: lay out the rows
+    TASKS = "tasks"  # id -> pickled task
+    OPTIONS = "options"  # slot -> options of the next reset
+    MAIL = "mail"  # leaf -> slot -> object: actions that are no arrays
+    CALL = "call"  # slot, ticket, phase, name, args, kwargs: call the env's interface
+    FORGET = "forget"  # slot: its env was moved to the parent
+    CLOSE = "close"  # close the envs, reply BYE, end
+
+
+class FromWorker:
+    """Names of replies of a worker."""
+
+    BUILT = "built"  # slot, description or Failure
+    CALLED = "called"  # slot, ticket, answer or Failure
+    CLOSED = "closed"  # slot, Failure: its close has failed
+    BYE = "bye"
+
+
+class ToKeeper:
+    """Names of messages to the keeper: pickled dicts, the name under "what"."""
+
+    SETUP = "setup"  # path: sys.path of the parent
+    START = "start"  # ticket, num_fds, entry: start a worker; its descriptors follow
+
+
+class FromKeeper:
+    """Names of messages of the keeper: pickled (name, key, value)."""
+
+    STARTED = "started"  # ticket, pid
+    REFUSED = "refused"  # ticket, why
+    EXIT = "exit"  # pid, exit code
+
+
+#: Kinds of arrays that a worker writes and the parent reads, where rows travel by value; and the other way round.
+UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
+
+_COUNT = struct.Struct("=cI")  # the kind, number of slots
+_DONE_HEAD = struct.Struct("=cII")  # the kind, number of slots, bytes of rows
+
+Array = np.ndarray[Any, Any]
+
+
+def pack_advance(slots: Array, turns: Array, rows: bytes = b"") -> bytes:
+    """An ADVANCE frame.
+
+    Example:
+        >>> frame = pack_advance(np.array([3, 5]), np.array([1, 7], np.uint32), b"rows")
+        >>> slots, turns, at = unpack_advance(frame)
+        >>> slots.tolist(), turns.tolist(), frame[at:]
+        ([3, 5], [1, 7], b'rows')
+    """
+    return _COUNT.pack(ADVANCE, len(slots)) + slots.astype(np.int32).tobytes() + turns.tobytes() + rows
+
+
+def unpack_advance(frame: bytes) -> tuple[Array, Array, int]:
+    """(slots, turns, where the rows begin) of an ADVANCE frame."""
+    _, count = _COUNT.unpack_from(frame)
+    at = _COUNT.size
+    slots = np.frombuffer(frame, np.int32, count, at).astype(np.int64)
+    return slots, np.frombuffer(frame, np.uint32, count, at + 4 * count), at + 8 * count
+
+
+def pack_done(slots: list[int], turns: list[int], rows: bytes, side: bytes) -> bytes:
+    """A DONE frame.
+
+    Example:
+        >>> slots, turns, at, end = unpack_done(frame := pack_done([2], [9], b"row", b"side"))
+        >>> slots.tolist(), turns.tolist(), bytes(frame[at:end]), frame[end:]
+        ([2], [9], b'row', b'side')
+    """
+    head = _DONE_HEAD.pack(DONE, len(slots), len(rows))
+    return head + np.array(slots, np.int32).tobytes() + np.array(turns, np.uint32).tobytes() + rows + side
+
+
+def unpack_done(frame: bytes | memoryview) -> tuple[Array, Array, int, int]:
+    """(slots, turns, where the rows begin, where they end and the side part begins) of a DONE frame."""
+    _, count, row_bytes = _DONE_HEAD.unpack_from(frame)
+    at = _DONE_HEAD.size
+    slots = np.frombuffer(frame, np.int32, count, at).astype(np.int64)
+    turns = np.frombuffer(frame, np.uint32, count, at + 4 * count)
+    return slots, turns, at + 8 * count, at + 8 * count + row_bytes

@@ -3,6 +3,28 @@
 // Each ring has one writer and one reader. A waiter spins with sched_yield while the gaps it has lately seen are short, and
 // sleeps on a futex when they are long, so that cheap envs pay no wake-up and a learner that computes keeps the cores.
 // Workers wake the parent once, when as many slots are done as it waits for.
+//
+// Who owns what. Every word of the shared memory has one writer:
+//
+//   request ring of worker w, request_tail, control    written by the parent, read by worker w
+//   done ring of worker w, done_tail, sleeping, place  written by worker w, read by the parent
+//   parent.sleeping, parent.target                     written by the parent, read by workers
+//   the two bells                                      added to by whoever wakes, slept on by whoever waits
+//   request_head, done_head                            not shared: what the reader of a ring has read so far
+//   the rows (slab)                                    the caller's until their slot is in a request ring, then the worker's
+//                                                      until it is in the done ring
+//
+// Tails only grow and wrap at 2^32; a ring has room for every slot, and a slot is in one ring at most, so a ring is never full.
+//
+// Memory order. A writer fills the entry (and before it the row) with plain stores, then stores the tail with RELEASE. The reader
+// loads the tail with ACQUIRE, and then sees the entry and the row. That is all that the data needs.
+//
+// Sleeping needs more, because two sides each write one word and then read the other's: the waiter sets `sleeping` and looks
+// at the tails once more; the other side moves its tail and looks at `sleeping`. With RELEASE and ACQUIRE alone both could
+// read the old value, and the waiter would sleep for good. A SEQ_CST fence between the write and the read on BOTH sides
+// excludes that: at least one of them sees the other's write. The bell closes the last gap: its value is read before
+// `sleeping` is set, FUTEX_WAIT returns at once if it has changed since. Every sleep is bounded all the same (SLICE_NS), so a
+// process that dies between its two steps costs milliseconds, not the run.
 #ifdef __linux__
 #include "exchange.h"
 #include <errno.h>
@@ -27,36 +49,42 @@ static void relax(void) {
 #endif
 }
 
+// Sleeps while *word == value, at most `ns`. Returns early for any reason: callers look again.
 static void sleep_on(uint32_t *word, uint32_t value, int64_t ns) {
     struct timespec t = {ns / 1000000000, ns % 1000000000};
     syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
 }
 
+// The bell changes before the waiter is woken: one that is about to sleep finds another value and does not.
 static void wake(uint32_t *word) {
     __atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
 void ring_worker(Exchange *x, Py_ssize_t w) {
-    fence(); // what was written to the ring is seen before we ask whether anyone sleeps
+    fence(); // request_tail was stored before; pairs with the fence in await_request
     if (load(&x->workers[w].sleeping)) wake(&x->workers[w].bell);
 }
 
+// How many slots all workers have done since the beginning, modulo 2^32. Not one moment's sum: a worker may go on while the
+// others are read, so the sum may be too small, never too large. A reader that finds too few looks again.
 static uint32_t sum_done(Exchange *x) {
     uint32_t sum = 0;
     for (Py_ssize_t w = 0; w < x->num_workers; w++) sum += load(&x->workers[w].done_tail);
     return sum;
 }
 
+// The row is complete: hand it to the parent. Its owner is the parent from the store of done_tail on.
 void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side, uint32_t turn) {
     Worker *worker = &x->workers[w];
-    uint32_t tail = worker->done_tail;
+    uint32_t tail = worker->done_tail; // plain: this worker is its only writer
     dones(x, w)[tail & x->mask] = entry_of(slot, side, turn);
     store(&worker->done_tail, tail + 1);
 }
 
+// Only the worker whose slot completes the target wakes the parent; if two do at once, the second wake finds nobody asleep.
 void tell_parent(Exchange *x) {
-    fence();
+    fence(); // done_tail was stored before; pairs with the fence in await_done
     if (load(&x->parent->sleeping) && (int32_t)(sum_done(x) - load(&x->parent->target)) >= 0) wake(&x->parent->bell);
 }
 
@@ -153,9 +181,9 @@ void await_request(Exchange *x) {
     }
     while (!has_request(x)) {
         leave_place(x);
-        uint32_t seen = load(&worker->bell);
+        uint32_t seen = load(&worker->bell); // before `sleeping`: a wake after this line changes the bell
         store(&worker->sleeping, 1);
-        fence();
+        fence(); // pairs with the fence in ring_worker: it sees `sleeping`, or we see its request
         // A process looks whether its parent still lives now and then; a thread only in case a ring was missed.
         if (!has_request(x)) sleep_on(&worker->bell, seen, SLICE_NS * (x->in_thread ? 50 : 10));
         store(&worker->sleeping, 0);
@@ -171,6 +199,7 @@ void hand_over(Exchange *x, const int64_t *slots, Py_ssize_t count, const int64_
         Py_ssize_t w = owner[slots[i]];
         Worker *worker = &x->workers[w];
         uint32_t tail = worker->request_tail;
+        // The turn is counted in the parent's board in the same call: no signal handler can come between the two.
         requests(x, w)[tail & x->mask] = entry_of((uint32_t)slots[i], 0, ++x->board.given[slots[i]]);
         store(&worker->request_tail, tail + 1);
         // Slots come in runs of one worker: ring once per run, as soon as the run is complete, so that it starts early.
@@ -180,6 +209,7 @@ void hand_over(Exchange *x, const int64_t *slots, Py_ssize_t count, const int64_
     if (last >= 0 && last != x->me) ring_worker(x, last);
 }
 
+// Slots that are done and not yet read by the parent.
 uint32_t available(Exchange *x) {
     uint32_t read = 0;
     for (Py_ssize_t w = 0; w < x->num_workers; w++) read += x->done_head[w];
@@ -202,9 +232,9 @@ void await_done(Exchange *x, uint32_t need, int64_t deadline) {
     if (available(x) < need && now_ns() < deadline) {
         uint32_t read = 0, seen = load(&x->parent->bell);
         for (Py_ssize_t w = 0; w < x->num_workers; w++) read += x->done_head[w];
-        store(&x->parent->target, read + need);
+        store(&x->parent->target, read + need); // before `sleeping`, which tells workers to look at it
         store(&x->parent->sleeping, 1);
-        fence();
+        fence(); // pairs with the fence in tell_parent: it sees `sleeping`, or we see its done_tail
         int64_t left = deadline - now_ns();
         if (left > SLICE_NS) left = SLICE_NS;
         if (left > 0 && available(x) < need) sleep_on(&x->parent->bell, seen, left);

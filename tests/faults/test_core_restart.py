@@ -56,6 +56,12 @@ def test_healthy_slots_do_not_notice(backend: str) -> None:
     check(backend, 12)
 
 
+def test_the_keeper_works_where_there_is_no_waitid(monkeypatch: pytest.MonkeyPatch, no_leaks: Any) -> None:
+    """macOS has it since Python 3.13; the forked keeper has this process's `os`."""
+    monkeypatch.delattr("os.waitid")
+    check("pipe", 12)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("backend", ["pipe", "shm"])

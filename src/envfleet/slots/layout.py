@@ -21,8 +21,7 @@ ALIGN = 64
 LOUD = -4242
 
 # Row status, in the column `status`.
-READY, BUSY, FAULT, QUARANTINED = 0, 1, 2, 3
-STATUS_NAMES = {READY: "READY", BUSY: "BUSY", FAULT: "FAULT", QUARANTINED: "QUARANTINED"}
+READY, FAULT, QUARANTINED = 0, 2, 3
 
 # What a send asks of the slot life, in the column `command`.
 STEP, RESET, REBUILD = 0, 1, 2

@@ -111,23 +111,34 @@ def _fork_worker(channel: Channel, module: str, function: str, fds: list[int], w
 
 
 def _reap(channel: Channel, workers: set[int], launched: dict[int, Any]) -> None:
-    """Report every child that ended. Its group is killed before it is reaped, while its number is still its own."""
+    """Report every child that ended, and kill what is left of its group."""
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            pid, status = _next_ended(workers)
         except ChildProcessError:  # no child is left
             return
-        if found is None:
+        if not pid:
             return
-        pid = found.si_pid
-        if pid in workers:
-            _kill_group(pid)
-        _, status = os.waitpid(pid, 0)
         if pid in workers:
             workers.discard(pid)
             if pid in launched:
                 launched.pop(pid).returncode = 0  # reaped here: Popen must not wait for it again
             channel.send(pickle.dumps((FromKeeper.EXIT, pid, os.waitstatus_to_exitcode(status))))
+
+
+def _next_ended(workers: set[int]) -> tuple[int, int]:
+    """(pid, status) of a child that has ended, reaped; (0, 0) when there is none."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in workers:
+            _kill_group(pid)  # its number is free by now, but a new process rarely gets one that was just used
+        return pid, status
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return 0, 0
+    if found.si_pid in workers:
+        _kill_group(found.si_pid)  # before it is reaped, while its number is still its own
+    return os.waitpid(found.si_pid, 0)
 
 
 def _end_all(workers: set[int]) -> None:

@@ -61,7 +61,7 @@ typedef struct {
     PyObject **seen;             // per agent, within one step: its observation
     double *rewards;             // and its reward
     char on_end_reset, has_columns;
-    int64_t *pulse;              // slot, phase, since: NULL where nobody watches
+    int64_t *pulse;              // slot, phase, since: NULL where no deadline is watched
     Py_ssize_t pulse_words;      // from one slot's pulse to the next; 0: there is one for all
     struct {
         char *rows, *kept;

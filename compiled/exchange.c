@@ -9,7 +9,7 @@
 //   request ring of worker w, request_tail, control    written by the parent, read by worker w
 //   done ring of worker w, done_tail, sleeping, place  written by worker w, read by the parent
 //   parent.sleeping, parent.target                     written by the parent, read by workers
-//   the two bells                                      added to by whoever wakes, slept on by whoever waits
+//   the two bells                                      added to by the side that wakes, slept on by the side that waits
 //   request_head, done_head                            not shared: what the reader of a ring has read so far
 //   the rows (slab)                                    the caller's until their slot is in a request ring, then the worker's
 //                                                      until it is in the done ring
@@ -38,7 +38,7 @@
 // rollouts must not make the next rollout sleep).
 #define SPIN_NS 2000000
 #define LONG_NS 4000000
-// Nobody sleeps longer than this without looking around: signals, the deaths of others.
+// No sleep is longer than this: signals and the end of other processes must be noticed.
 #define SLICE_NS 20000000
 
 static void relax(void) {
@@ -82,7 +82,7 @@ void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side, uint32_t turn) 
     store(&worker->done_tail, tail + 1);
 }
 
-// Only the worker whose slot completes the target wakes the parent; if two do at once, the second wake finds nobody asleep.
+// Only the worker whose slot completes the target wakes the parent; if two do at once, the second wake has no effect.
 void tell_parent(Exchange *x) {
     fence(); // done_tail was stored before; pairs with the fence in await_done
     if (load(&x->parent->sleeping) && (int32_t)(sum_done(x) - load(&x->parent->target)) >= 0) wake(&x->parent->bell);
@@ -93,8 +93,8 @@ static void learn_gap(Exchange *x, int64_t gap) {
     x->mean_gap_ns += (gap - x->mean_gap_ns) / 8;
 }
 
-// Whoever spins where another program wants the core gives the core away at every yield and gets it back a time slice
-// later (milliseconds), and has used up its own claim by spinning; whoever sleeps is woken ahead of that program. So a
+// A waiter that spins where another program wants the core gives it away at every yield and gets it back a time slice
+// later (milliseconds), and has used up its own claim by spinning; one that sleeps is woken ahead of that program. So a
 // waiter that loses the core for longer than LOST_NS while it spins, twice within WINDOW_NS, rests from spinning, twice as
 // long each time; a long time without a loss forgets that. Once is an accident: interrupts, a kernel thread.
 #define LOST_NS 400000
@@ -133,7 +133,7 @@ static int lost_core(Exchange *x, int64_t now) {
 // ---- places ---------------------------------------------------------------------------------------------------------
 
 // Two processes that take turns spinning and yielding can stay on one core for long while the other idles: to the
-// scheduler neither looks starved. So whoever steps says on which CPU, and a worker that finds another there moves away.
+// scheduler neither looks starved. So every process that steps says on which CPU, and a worker that finds another there moves away.
 #define MOVE_PAUSE_NS 5000000
 
 void leave_place(Exchange *x) {

@@ -213,7 +213,7 @@ static int keep_row(Runner *runner, Py_ssize_t slot, uint32_t turn) {
         Py_ssize_t bytes = runner->keeping[i].bytes;
         memcpy(runner->keeping[i].kept + slot * bytes, runner->keeping[i].rows + slot * bytes, bytes);
     }
-    // Whoever sees the turn sees the whole copy (release), and nothing of the new row is written before the turn is (fence).
+    // A reader that sees the turn sees the whole copy (release), and nothing of the new row is written before the turn is (fence).
     // On x86 neither costs an instruction.
     __atomic_store_n(&runner->kept_turn[slot], turn, __ATOMIC_RELEASE);
     __atomic_thread_fence(__ATOMIC_RELEASE);

@@ -1,5 +1,5 @@
-// The ordinary step of a parallel env of many agents: everyone acts, everyone is given an observation, nobody ends, nobody
-// has anything to say. All else (births, deaths, ends, infos, other types) goes to the seat in Python, which is the
+// The ordinary step of a parallel env of many agents: all agents act, all get an observation, none ends, all infos are
+// empty. All else (births, deaths, ends, infos, other types) goes to the AgentEnv in Python, which is the
 // specification: src/envfleet/multiagent/pettingzoo.py, ParallelAgentEnv.take.
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL envfleet_array_api
@@ -49,7 +49,7 @@ static int is_plain_obs(Runner *runner, PyObject *obs) {
            PyArray_CompareLists(PyArray_DIMS(array), PyArray_DIMS(like) + 3, ndim);
 }
 
-static int nobody_talks(PyObject *infos) {
+static int all_infos_empty(PyObject *infos) {
     PyObject *key, *info;
     Py_ssize_t position = 0;
     while (PyDict_Next(infos, &position, &key, &info))
@@ -79,7 +79,7 @@ int agents_take(Runner *runner, Py_ssize_t slot, PyObject *result) {
         parts[k] = PyTuple_GET_ITEM(result, k);
         if (!PyDict_Check(parts[k]) || (k < 4 && PyDict_GET_SIZE(parts[k]) != count)) return 0;
     }
-    if (!nobody_talks(parts[4]) || !all_alive(runner, slot)) return 0;
+    if (!all_infos_empty(parts[4]) || !all_alive(runner, slot)) return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *found[4], *agent = PyTuple_GET_ITEM(runner->agents, i);
         for (int k = 0; k < 4; k++) {

@@ -78,7 +78,7 @@ def _marks() -> tuple[float, float, float]:
 
 
 def _pauses() -> float:
-    """How often this thread has given its core away by itself; where nobody counts that, as if at every look."""
+    """How often this thread has given its core away by itself; where the system does not count that, as if at every look."""
     try:
         import resource
 

@@ -59,7 +59,7 @@ class Backend(abc.ABC):
         self.num_stale = 0  # answers that were dropped because they belonged to an earlier turn
         self.is_broken = False  # the keeper is gone: nothing works any more but `close`
         self._tickets: dict[int, int] = {}  # slot -> number of its last call
-        self._replies: dict[int, Any] = {}  # slot -> the answer to it, until somebody asks
+        self._replies: dict[int, Any] = {}  # slot -> the answer to it, until it is asked for
         self.notes: list[str] = []  # what has changed since the plan was made: see `Plan`
 
     @abc.abstractmethod
@@ -163,7 +163,7 @@ class Backend(abc.ABC):
         """Objects of mailbox action leaves: leaf index -> slot -> object."""
 
     def mind(self, free: Callable[[], Slots]) -> None:
-        """Look after the backend's own order now and then, e.g. move slots that are `free`: nobody works on them, none is lost.
+        """Look after the backend's own order now and then, e.g. move slots that are `free`: idle, and not lost.
 
         Called between two batches, never while a call of the env's interface waits for its answer.
         """

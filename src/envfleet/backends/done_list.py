@@ -26,7 +26,7 @@ class DoneList:
     def __init__(self) -> None:
         self.on_add: Callable[[], None] | None = None  # called after every `add`, in the thread that adds
         self._slots: deque[int] = deque()
-        self._target = 0  # how many the waiter wants; 0: nobody waits
+        self._target = 0  # how many the waiter wants; 0: there is no waiter
         self._bell = threading.Lock()
         self._bell.acquire()
 

@@ -105,7 +105,7 @@ class LocalBackend(Backend):
             return call_life(self.lives[slot], phase, name, args, kwargs)
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
-                # Ctrl-C, in the middle of the env's own code: nobody knows what state it is in.
+                # Ctrl-C, in the middle of the env's own code: its state is unknown.
                 self.failures[slot] = Failure.of(error, phase)
                 raise
             return Failure.of(error, phase)  # no Ctrl-C ever arrives in another thread: the env raised it
@@ -138,3 +138,7 @@ class LocalBackend(Backend):
 
 def _given_up(phase: str) -> Failure:
     return Failure(phase, "the slot is quarantined: an earlier call in it was given up, and may still be running", "")
+
+
+def unwatched(slot: int, phase: str) -> None:
+    """For `drive` where calls have no deadline: the caller makes them itself, so nothing could look at a clock meanwhile."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import spread
-from envfleet.backends.local import Described, LocalBackend
+from envfleet.backends.local import Described, LocalBackend, unwatched
 from envfleet.faults.failure import Failure, Loss
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import REBUILD, RESET
@@ -102,13 +102,13 @@ class ScriptedBackend(LocalBackend):
             pulse.enter(-1, "idle")
         self._queues = [deque() for _ in range(self.num_workers)]
         for life in self.lives:
-            drive(life, life.build(), _nobody_watches)
+            drive(life, life.build(), unwatched)
         return {life.slot: self._described(life) for life in self.lives}
 
     # -- what the test says -------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """The virtual clock: it stands still until somebody waits."""
+        """The virtual clock: it stands still until a wait."""
         return self._time
 
     def pass_time(self, seconds: float) -> None:
@@ -213,7 +213,7 @@ class ScriptedBackend(LocalBackend):
         self._queues[worker].popleft()
         life = self.lives[slot]
         life.turn = int(self.given[slot])
-        drive(life, life.advance(), _nobody_watches)
+        drive(life, life.advance(), unwatched)
         self.pulses[worker].enter(-1, "idle")
         self._finish(slot, life.turn)
         self._begin()
@@ -235,7 +235,3 @@ class ScriptedBackend(LocalBackend):
         """Close the envs."""
         self._queues = [deque() for _ in self._queues]
         return self._close_lives()
-
-
-def _nobody_watches(slot: int, phase: str) -> None:
-    return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.local import Described, LocalBackend
+from envfleet.backends.local import Described, LocalBackend, unwatched
 from envfleet.faults.failure import Failure, Loss
 from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe
@@ -34,7 +34,7 @@ class SerialBackend(LocalBackend):
         self._make_lives(recipe)
         self.worker_of = np.zeros(recipe.num_slots, np.int64)
         for life in self.lives:
-            drive(life, life.build(), _nobody_watches)
+            drive(life, life.build(), unwatched)
         return {life.slot: self._described(life) for life in self.lives}
 
     def attach(self, layout: Layout) -> Slab:
@@ -43,7 +43,7 @@ class SerialBackend(LocalBackend):
         compiled = compiled_core.load()
         if compiled is not None:
             lives = dict(enumerate(self.lives))
-            self._runner = compiled_core.make_runner(compiled, slab, lives, _nobody_watches, interruptible=True)
+            self._runner = compiled_core.make_runner(compiled, slab, lives, unwatched, interruptible=True)
             self._runner.set_board((self.given, self.done, self.info, self.final_info, self._sided))
         return slab
 
@@ -55,7 +55,7 @@ class SerialBackend(LocalBackend):
         for slot in slots.tolist():
             life = self.lives[slot]
             self.given[slot] = life.turn = int(self.given[slot] + np.uint32(1))
-            drive(life, life.advance(), _nobody_watches)
+            drive(life, life.advance(), unwatched)
             self._finish(slot, life.turn)
 
     def round(self, slots: Slots, timeout_s: float) -> bool:
@@ -85,7 +85,3 @@ class SerialBackend(LocalBackend):
         problems = self._close_lives()
         self._runner = None
         return problems
-
-
-def _nobody_watches(slot: int, phase: str) -> None:
-    return None

@@ -20,7 +20,7 @@ import cloudpickle
 import numpy as np
 
 from envfleet.backends.env_copy import try_packed
-from envfleet.backends.local import Described, LocalBackend
+from envfleet.backends.local import Described, LocalBackend, unwatched
 from envfleet.backends.processes import ProcessBackend
 from envfleet.backends.slot_mover import Mover
 from envfleet.backends.worker_handle import WorkerHandle
@@ -93,7 +93,7 @@ class ShmBackend(ProcessBackend):
             self._lives[slot] = SlotLife(slot, factory, self.recipe.on_end, self._tasks, AGENTS)
         for slot in self._workers[self._own].slots:
             life = self._lives[slot]
-            drive(life, life.build(), _unwatched)
+            drive(life, life.build(), unwatched)
             described: Described = LocalBackend._described(life)
             self._built[slot] = described
 
@@ -126,7 +126,7 @@ class ShmBackend(ProcessBackend):
             life.attach(slab)
         if self._lives:
             self._all_lives_runner = compiled_core.make_runner(
-                self._compiled, slab, self._lives, _unwatched, None, self._arena, True
+                self._compiled, slab, self._lives, unwatched, None, self._arena, True
             )
             self._runner = None if self.spare else self._all_lives_runner
         return slab
@@ -394,7 +394,7 @@ class ShmBackend(ProcessBackend):
         try:
             return call_life(self._lives[slot], phase, name, args, kwargs)
         except KeyboardInterrupt as error:
-            self.failures[slot] = Failure.of(error, phase)  # nobody knows what state its env is in
+            self.failures[slot] = Failure.of(error, phase)  # the state of its env is unknown
             raise
         except BaseException as error:
             return Failure.of(error, phase)
@@ -413,7 +413,3 @@ class ShmBackend(ProcessBackend):
             self._segment.close()
             self._segment = None
         return problems
-
-
-def _unwatched(slot: int, phase: str) -> None:
-    return None

@@ -256,7 +256,7 @@ def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:
 
 
 def _read(data: bytes, slot: int) -> dict[str, Any]:
-    """Read an info. One that cannot be read here concerns its slot alone, and whoever looks into it."""
+    """Read an info. One that cannot be read here concerns its slot alone, and only when it is used."""
     try:
         return read_info(data)
     except KeyboardInterrupt:
@@ -266,7 +266,7 @@ def _read(data: bytes, slot: int) -> dict[str, Any]:
 
 
 class UnreadableInfo(dict[str, Any]):
-    """Stands for an info that cannot be unpickled in this process: whoever looks into it gets EnvFailed.
+    """Stands for an info that cannot be unpickled in this process: using it raises EnvFailed.
 
     Example:
         >>> UnreadableInfo(3, Failure("info", "ImportError: no module named 'tool'", ""))

@@ -426,7 +426,7 @@ class Fleet:
         out = chosen[(book.given[chosen] != book.seen[chosen]) & (book.given[chosen] != book.met[chosen])]
         if len(out):
             raise SlotBusy(out.tolist(), "recv() them before resetting")
-        self._table.seen[chosen] = self._table.given[chosen]  # rows that nobody received are given up
+        self._table.seen[chosen] = self._table.given[chosen]  # rows that were not received are given up
         names = (chosen if order is None else chosen[np.argsort(order)]).tolist()
         if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
             seed = [int(seed) + slot for slot in names]

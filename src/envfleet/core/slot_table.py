@@ -41,8 +41,8 @@ class SlotTable:
         self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
         self.actions: collections.deque[Any] = collections.deque(maxlen=8)  # (slots, actions) of the last sends
         #: Nothing is out of the ordinary: every slot has an episode, the command in every row is STEP, and there is nothing to
-        #: be rebuilt, raised or delivered with the next send. `Fleet` sets it after a call in which it has looked; whoever
-        #: disturbs it clears it. While it is set, calls may skip their checks.
+        #: be rebuilt, raised or delivered with the next send. `Fleet` sets it after a call in which it has looked; what
+        #: changes this clears it. While it is set, calls may skip their checks.
         self.plain = False
         self._task_blobs: list[bytes] = []
         self._task_ids: dict[bytes, int] = {}

@@ -19,7 +19,7 @@ from envfleet.slots.layout import FAULT, QUARANTINED, REBUILD, RESET
 from envfleet.slots.slab import Slots
 
 _LOOK_S = 0.05
-#: Time between two looks counts as at most this much: whoever was not looking (the process was stopped, the caller computed
+#: Time between two looks counts as at most this much: a parent that did not look (it was stopped, the caller computed
 #: for minutes) cannot say of a worker that it was silent.
 _MAX_GAP_S = 0.25
 
@@ -204,7 +204,7 @@ class Supervisor:
         """Find slots that are out, though their worker's pulse says nothing that would explain it.
 
         A worker that was stopped, whose interpreter is blocked by a thread or a signal handler of the env, or that has lost a
-        message, looks idle for ever. Only time in which somebody looked counts.
+        message, looks idle for ever. Only time in which the parent looked counts.
         """
         backend, table, recipe = self.backend, self.table, self.backend.recipe
         out = table.given != table.done
@@ -416,7 +416,7 @@ class Supervisor:
             self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot), False)
 
     def reset_lost(self, slot: int) -> None:
-        """A lost slot is reset: nobody wants to know what became of its episode, also if a send had begun to ask."""
+        """A lost slot is reset: its cut episode is not reported, also if a send had begun to ask for it."""
         self._interrupted.pop(slot, None)
 
     def last_fault(self, slot: int) -> Fault:

@@ -120,7 +120,7 @@ def _own(error: BaseException, name: str) -> Any:
 
 
 def _noted(error: BaseException, note: str) -> BaseException:
-    str(error), repr(error)  # whoever looks at it must be able to
+    str(error), repr(error)  # it must be possible to print it
     error.add_note(note)
     return error
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 #: A cache line. Columns start on one, so that two columns never share a line.
 ALIGN = 64
 
-#: What fresh memory holds in debug mode: a value nobody can mistake for data.
+#: What fresh memory holds in debug mode: a value that cannot be mistaken for data.
 LOUD = -4242
 
 # Row status, in the column `status`.

@@ -1,6 +1,6 @@
 """The slab: a row per slot, in one block of memory.
 
-Whoever holds a slot owns its row: the caller while it is received, the worker while it is sent. There are no locks.
+A row belongs to the caller while its slot is received, to the worker while it is sent. There are no locks.
 The block is this process's heap, or shared memory; the arrays are the same.
 """
 
@@ -182,7 +182,7 @@ class Slab:
         return [(group.name, list(group.indices)) for group in chosen]
 
     def clear_obs(self, slot: int) -> None:
-        """Nobody is there to observe: many agents' observations and masks become zeros."""
+        """No agent is there: observations and masks of many agents become zeros."""
         if self.layout.agents:
             for name in self.names("obs", "column"):
                 self.arrays[name][slot] = 0

@@ -65,7 +65,7 @@ class SlotLife:
         self.final_info: Any = None
         self.failure: Failure | None = None
         self.options: dict[str, Any] | None = None  # of the next explicit reset only
-        self.turn = 0  # which hand-over of the slot is being worked on; set by whoever drives it
+        self.turn = 0  # which hand-over of the slot is being worked on; set by its driver
         self.pid = os.getpid()  # the process it belongs to: a fork of it must not speak for it
         self.keep: Callable[[Any], Any] = snapshot_value  # how infos and mailbox objects are kept; workers pickle them
         self.abandoned = False  # set when a stuck call was given up: whatever it returns later is not written
@@ -156,7 +156,7 @@ class SlotLife:
             yield from self._begin()
         elif self.env is None:
             # A new worker knows nothing of the episode that ran in the old one: it must not begin another in its name.
-            raise RuntimeError("its environment is gone, and nobody has asked for a new one")
+            raise RuntimeError("its environment is gone, and no new one was asked for")
         elif command == RESET or self._waiting[slot]:
             yield from self._begin()
         else:

@@ -1,4 +1,4 @@
-"""What this machine grants: CPUs by affinity and cgroup quota, and how much of them nobody uses right now."""
+"""What this machine grants: CPUs by affinity and cgroup quota, and how much of them is idle right now."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Load:
     """
 
     cpus: int
-    free: float  # CPUs' worth of time that nobody but the caller used
+    free: float  # CPUs' worth of time that no other process used
     stalled: float  # share of the time in which something wanted a CPU and had none; 0 where the kernel does not tell
 
     @property
@@ -158,7 +158,7 @@ class _Sample:
 
 
 def cpu_time_of(pid: int) -> float:
-    """CPU seconds a process has used, in hundredths; 0 when it is gone or nobody tells.
+    """CPU seconds a process has used, in hundredths; 0 when it is gone or not known.
 
     Example:
         >>> cpu_time_of(os.getpid()) >= 0

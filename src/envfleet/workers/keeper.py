@@ -183,7 +183,7 @@ def _kill_group(pid: int) -> None:
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # it has ended, and its number may be somebody else's
+    except (ProcessLookupError, PermissionError):  # it has ended, and its number may be another process's
         return
 
 

@@ -200,7 +200,7 @@ class Keeper:
             while time.monotonic() < deadline:
                 try:
                     done, _ = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # somebody else has waited for it
+                except ChildProcessError:  # it was waited for elsewhere
                     done = self.pid
                 if done:
                     if self._process is not None:

@@ -1,6 +1,6 @@
 """Memory without a name: shared between parent and workers by file descriptor, gone when the last holder is.
 
-Nothing appears in /dev/shm, so nothing can be left there, whoever is killed.
+Nothing appears in /dev/shm, so nothing can be left there, whichever process is killed.
 """
 
 from __future__ import annotations

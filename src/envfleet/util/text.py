@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
+class Hint(str):
+    """A note of an exception that says what to do next: commands show it beside the message."""
+
+
 def short(value: Any, most: int = 80) -> str:
     """The repr of a value, cut to `most` characters.
 

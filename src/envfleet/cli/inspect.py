@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
         _draw(plot, str(args.directory), returns, lengths)
     about = read_run(args.directory)
     if args.json:
-        found = {"run": about, "columns": shapes, **dataclasses.asdict(stats), "plot": plot and str(plot)}
-        print(json.dumps(to_jsonable(found, strict=True), indent=1))
+        found = {"run": about, "columns": shapes, **dataclasses.asdict(stats), "plot": plot}
+        print(json.dumps(to_jsonable(found, unknown=str, nan=False), indent=1))
         return 0
     settings = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
     print(f"{args.directory}" + (f" ({settings})" if settings else ""))

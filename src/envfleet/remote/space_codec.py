@@ -20,7 +20,6 @@ from gymnasium import spaces
 
 from envfleet.errors import BadArgument
 from envfleet.remote.space_members import BadAction, Flag, from_json, show
-from envfleet.util.jsonable import to_jsonable
 
 __all__ = ["SPACE_KEY", "BadAction", "Dialect", "from_json", "jsonable", "schema", "space_from_json", "space_to_json",
            "to_binary", "to_json", "to_lists"]  # fmt: skip
@@ -117,6 +116,9 @@ def _object_schema(title: str, name: str, space: spaces.Space[Any]) -> dict[str,
     return {"title": title, **inner, SPACE_KEY: space_to_json(space)}
 
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
 def to_json(space: spaces.Space[Any], value: Any) -> Any:
     """A value of the space as JSON data; numbers that JSON lacks (NaN, infinities) become null."""
     return _convert(space, value, jsonable)
@@ -146,7 +148,21 @@ def _convert(space: spaces.Space[Any], value: Any, leaf: Callable[[Any], Any]) -
 
 def jsonable(value: Any) -> Any:
     """Plain JSON data for a value of info or of a space; what has no JSON form becomes null."""
-    return to_jsonable(value, strict=True)
+    if type(value) in _PLAIN or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "biu" or (value.dtype.kind == "f" and np.isfinite(value).all()):
+            return value.tolist()
+        return jsonable(value.tolist())
+    if isinstance(value, np.generic):
+        return jsonable(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(inner) for inner in value]
+    return None
 
 
 def schema(space: spaces.Space[Any]) -> dict[str, Any]:

@@ -17,13 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSIONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
 TOOLS = ["pytest", "pytest-timeout", "hypothesis", "psutil"]
-CORE_TESTS = ["tests/unit", "tests/conformance", "tests/compiled/test_compiled_life.py", "tests/compiled/test_infos.py"]
-FLOOR_TESTS = [
-    *CORE_TESTS,
-    "tests/remote/test_client.py",
-    "tests/remote/test_server.py",
-    "tests/rollout/test_rollout_datasets.py",
+CORE_TESTS = [
+    *(f"tests/unit/test_{name}.py" for name in ("core_fleet", "core_life", "core_close", "send_reset")),
+    "tests/conformance/test_conformance.py",
+    "tests/compiled/test_infos.py",
 ]
+FLOOR_TESTS = [*CORE_TESTS, "tests/remote/test_client.py", "tests/rollout/test_rollout_datasets.py"]
 
 
 def find_python(version: str) -> str | None:

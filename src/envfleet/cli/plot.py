@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.errors import BadArgument
 
 
 def draw(path: Path, title: str, panels: Sequence[Callable[[Any], None]], height: float = 3.6) -> None:
     """Write a picture of panels side by side; each function draws on the axes it is given."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise BackendMissing("matplotlib", extra="cli") from missing
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(4 * len(panels) + 1, height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=9)

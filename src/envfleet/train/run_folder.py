@@ -129,8 +129,8 @@ class RunFolder:
         now = self.config.to_dict()
         changed = [name for name in FIELDS if name not in MAY_CHANGE and before.get(name, now[name]) != now[name]]
         if changed:
-            told = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
-            raise CheckpointError(f"{self.path} holds another run: {told}. Resume with the same settings")
+            changes = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
+            raise CheckpointError(f"{self.path} holds another run: {changes}. Resume with the same settings")
 
     def start(self, update: int, num_steps: int, stored: dict[str, Any] | None) -> None:
         """Open the logs, cut back to the checkpoint."""

@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt setup.py $(wildcard compiled/*)
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
-.PHONY: help setup demo sanitize chaos test test-full test-learning check format docs bench bench-peers clean
+.PHONY: help setup demo sanitize chaos test test-full test-learning test-versions check format docs bench bench-peers clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ test-full: check ## the same with the full counts
 
 test-learning: $(VENV)/.dev ## the learning gates
 	$(BIN)/python -m pytest -m learning
+
+test-versions: ## wheel, install and core tests on every Python of the classifiers, and on the lowest dependencies: [ONLY=3.12]
+	$(PYTHON) tools/test_versions.py $(ONLY)
 
 chaos: $(VENV)/.dev ## random fleets under attack, every row checked against a model: make chaos MINUTES=10 [SEED=1]
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

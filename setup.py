@@ -1,9 +1,25 @@
 """The compiled core is optional: without a compiler the package installs and runs its Python twin."""
 
 import os
+import subprocess
 import sys
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+
+class BuildExt(build_ext):
+    """Leaves out the flags that the compiler does not know."""
+
+    def build_extensions(self) -> None:
+        if self.compiler.compiler_type != "unix":  # MSVC has other names for all of them
+            unknown = {flag for one in self.extensions for flag in one.extra_compile_args}
+        else:
+            version = subprocess.run([*self.compiler.compiler_so[:1], "--version"], capture_output=True, text=True)
+            unknown = {"-Wno-psabi"} if "clang" in version.stdout else set()  # GCC's note about vector arguments
+        for one in self.extensions:
+            one.extra_compile_args = [flag for flag in one.extra_compile_args if flag not in unknown]
+        super().build_extensions()
 
 
 def extensions() -> list[Extension]:
@@ -56,4 +72,4 @@ def extensions() -> list[Extension]:
     ]
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExt})

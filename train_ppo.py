@@ -6,7 +6,7 @@
 
 import sys
 
-from envfleet.cli.train import main
+from envfleet.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -18,7 +18,7 @@ from typing import Any
 from bench import report, store
 from bench.cases import Case, cases, quick_cases
 from bench.stats import MAX_FOREIGN
-from envfleet.cli.bench import add_arguments
+from envfleet.cli.options import positive
 
 QUICK_PAIRS, QUICK_SECONDS = 2, 0.05
 
@@ -26,15 +26,32 @@ QUICK_PAIRS, QUICK_SECONDS = 2, 0.05
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; 0 when every case gave a result, 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    add_arguments(parser)
+    _add_arguments(parser)
     args = parser.parse_args(argv)
     # A case is a session of its own, so nobody ends it but we: also when this program is told to end.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     return run(args)
 
 
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="a smoke run of under a minute; its numbers mean nothing")
+    parser.add_argument("--only", metavar="REGEX", help="only cases whose name matches, such as 'cartpole|ant-64'")
+    parser.add_argument("--pairs", type=positive, help="slices of each contestant (default: 25)")
+    parser.add_argument("--seconds", type=float, help="length of a slice (default: 0.15)")
+    parser.add_argument("--out", metavar="FILE", help="results file (default: bench/results/<date>.json)")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with --out, or the latest results: only missing cases"
+    )
+    parser.add_argument("--report", action="store_true", help="measure nothing: write tables and plots from results")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/performance.md and docs/images alone")
+    parser.add_argument("--list", action="store_true", help="list the cases and how long they take")
+    parser.add_argument(
+        "--peers-everywhere", action="store_true", help="peers at 8 and 256 slots too: several times as long"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    """Run with parsed arguments; `envfleet bench` comes in here too."""
+    """Run with parsed arguments."""
     # Many short turns rather than few long ones: what the host does to a core changes within a second.
     pairs = args.pairs or (QUICK_PAIRS if args.quick else 25)
     seconds = args.seconds or (QUICK_SECONDS if args.quick else 0.15)

@@ -72,9 +72,11 @@ def test_the_sdist_installs_and_works_without_a_compiler(built, tmp_path):
         "import envfleet as ef\n"
         "with ef.make('CartPole-v1', 2, backend='shm', num_workers=2) as fleet:\n"
         "    fleet.reset(seed=0); fleet.step([0, 1])\n"
+        "    print(fleet.plan)\n"
         "print(ef.__file__)"
     )
-    where = run(python, "-c", code, env=bare, cwd=tmp_path)
-    assert Path(where.strip()).is_relative_to(home)
+    plan, where = run(python, "-c", code, env=bare, cwd=tmp_path).splitlines()
+    assert plan.startswith("shm") and "without the compiled core" in plan
+    assert Path(where).is_relative_to(home)
     assert not list(site.glob("envfleet/**/*.so")), "a compiler that only fails cannot have built anything"
     assert run(home / "bin" / "envfleet", "--version", env=bare).startswith("envfleet ")

@@ -18,7 +18,8 @@ from envfleet.cli.main import main
 from envfleet.errors import BadArgument
 from envfleet.train import PPOConfig, PPOTrainer
 from envfleet.train.checkpoint import Checkpoints, read
-from envfleet.train.settings import ALIASES, FIELDS, field_name, parse, schema, settings_from_yaml
+from envfleet.train.config import ALIASES, FIELDS, field_name
+from envfleet.train.settings import parse, schema, settings_from_yaml
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -148,7 +148,7 @@ def test_video_files(tmp_path):
 
 
 def test_the_demonstration_tells_what_it_found(tmp_path, capsys):
-    from envfleet.cli.demo_run import run_demo
+    from envfleet.cli.demo import run_demo
 
     found = run_demo(str(tmp_path), total_steps=1024)
     out = capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 
 import envfleet as ef
 from envfleet.autotune.auto import Choice, Probe, cache_path, choose, measure_env
-from envfleet.cli.tuning import grid, measure, tune
+from envfleet.cli.tune import grid, measure, tune
 from envfleet.envs.probe import Counting, Faulty, Waiting
 from envfleet.util.machine import Load, cgroup_quota
 

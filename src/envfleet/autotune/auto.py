@@ -15,6 +15,7 @@ from envfleet.autotune.trust import may_run_here, trust_of
 from envfleet.errors import NotPicklable
 from envfleet.slots.factories import Recipe
 from envfleet.util.machine import Load, current_load, usable_cpus
+from envfleet.util.text import duration
 
 __all__ = ["Choice", "Probe", "cache_path", "choose", "decide", "measure_env"]
 
@@ -87,19 +88,21 @@ def choose(
             workers = min(num_workers or load.whole, workers)
     if not here:
         return _isolated(step_s, num_slots, workers, busy)
-    step, serial_s = _time(step_s), num_slots * step_s
+    step, serial_s = duration(step_s), num_slots * step_s
     if workers < 2:
         one = "one slot" if num_slots < 2 else "one core" if busy else "one worker"
         return Choice("serial", None, True, f"{one}, {step} a step{busy}")
     if serial_s < HANDFUL_S:
-        return Choice("serial", None, True, f"{step} a step, {_time(serial_s)} a batch: a handful of cheap envs")
+        return Choice("serial", None, True, f"{step} a step, {duration(serial_s)} a batch: a handful of cheap envs")
     # A parent that steps leaves one process fewer to compete for few cores; with many, isolation is nearly free.
     shared = isolate is not True and workers >= cpus and cpus <= 4
     batch_s = _batch_s(step_s, num_slots, workers, SHARED_S if shared else ISOLATED_S)
     if batch_s > WORTH * serial_s:
-        return Choice("serial", None, True, f"{step} a step, {_time(serial_s)} a batch: too little to share out{busy}")
+        return Choice(
+            "serial", None, True, f"{step} a step, {duration(serial_s)} a batch: too little to share out{busy}"
+        )
     who = "the parent is one of them" if shared else "isolated"
-    why = f"{step} a step: {_time(batch_s)} a batch instead of {_time(serial_s)} in one process; {who}{busy}"
+    why = f"{step} a step: {duration(batch_s)} a batch instead of {duration(serial_s)} in one process; {who}{busy}"
     return Choice("shm", workers, not shared, why)
 
 
@@ -108,7 +111,7 @@ def _batch_s(step_s: float, num_slots: int, workers: int, meeting_s: float) -> f
 
 
 def _for_waiting(probe: Probe, num_slots: int, cpus: int, num_workers: int | None, here: bool) -> Choice:
-    why = f"a step waits {_time(probe.step_s)} for {_time(probe.cpu_s)} of CPU: a thread per slot"
+    why = f"a step waits {duration(probe.step_s)} for {duration(probe.cpu_s)} of CPU: a thread per slot"
     if here:
         return Choice("thread", num_workers or min(num_slots, 256), True, why)
     return Choice("pipe", min(num_workers or cpus, num_slots), True, f"{why}, in worker processes", threads=True)
@@ -120,7 +123,7 @@ def _isolated(step_s: float, num_slots: int, workers: int, busy: str) -> Choice:
     if workers > 1 and alone_s <= _batch_s(step_s, num_slots, workers, ISOLATED_S):
         workers = 1
     batch_s = _batch_s(step_s, num_slots, workers, ALONE_S if workers == 1 else ISOLATED_S)
-    why = f"{_time(step_s)} a step: {_time(batch_s)} a batch; isolated, as a crash or a hang of it must not be this process's"
+    why = f"{duration(step_s)} a step: {duration(batch_s)} a batch; isolated, as a crash or a hang of it must not be this process's"
     return Choice("shm", workers, True, why + busy)
 
 
@@ -174,10 +177,3 @@ def _probe(recipe: Recipe) -> Probe:
     if lasting:
         remember(recipe, probe, code)
     return probe
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"

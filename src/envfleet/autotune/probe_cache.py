@@ -21,6 +21,7 @@ import gymnasium as gym
 
 from envfleet.autotune.probing import Probe
 from envfleet.slots.factories import Recipe, SpecFactory, WrappedFactory
+from envfleet.util.files import write_durably
 from envfleet.util.machine import usable_cpus
 
 #: After so many days an env is probed again: what it costs may hang on what no file shows (data, a driver, a clock rate).
@@ -68,9 +69,7 @@ def remember(recipe: Recipe, probe: Probe, code: dict[str, Any], now: float | No
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps({**_read(), key: entry}, indent=1))
-        scratch.replace(path)  # whole or not at all: two runs may write at once
+        write_durably(path, json.dumps({**_read(), key: entry}, indent=1).encode(), fsync=False)
     except OSError:
         return  # a read-only home costs a probe per run, no more
 

@@ -12,6 +12,7 @@ from envfleet.errors import FleetError, KeeperLost
 from envfleet.faults.failure import Failure, exit_words, init_fault
 from envfleet.multiagent.agent_env import AgentEnv
 from envfleet.slots.factories import Recipe
+from envfleet.util.text import first_line
 
 #: How long the probe steps an env; up to MOST times that where steps are slow.
 PROBE_S, MOST = 0.25, 2
@@ -124,7 +125,7 @@ def run_probe(recipe: Recipe, also: Callable[[Any], Any] | None = None) -> tuple
     try:
         built = backend.start(dataclasses.replace(recipe, factories=recipe.factories[:1]))[0]
         if not isinstance(built, dict):
-            raise ProbeFailed(str(init_fault(0, built)).splitlines()[0])
+            raise ProbeFailed(first_line(init_fault(0, built)))
         reset_s = _ask(backend, first_reset, recipe.reset_timeout_s, f"reset_timeout_s={recipe.reset_timeout_s:g}")
         # From here on it hangs in a step, most likely; a reset among them may take a while, if the first did.
         resets_s = min(recipe.reset_timeout_s, 0.5 + 10.0 * reset_s)

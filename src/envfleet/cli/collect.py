@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.cli.options import ENV_HELP, add_shared, positive
+from envfleet.cli.serve import add_token_file, read_token
+from envfleet.errors import BadArgument
+from envfleet.util.loading import load_attribute
+
+HELP = "collect episodes into a dataset"
+DESCRIPTION = (
+    "Collects episodes of an environment into a directory. Every finished episode is safe on disk; after an interruption "
+    "the same command completes the dataset without duplicates. Which episodes there are depends on the seed alone, not on "
+    "--num-envs, --backend, --num-workers or --mode."
+)
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "collect",
-        help="collect episodes into a dataset",
-        description="Collects episodes of an environment into a directory. Every finished episode is safe on disk; after "
-        "an interruption the same command completes the dataset without duplicates. Which episodes there are depends on "
-        "the seed alone, not on --num-envs, --backend, --workers or --mode.",
-    )
-    parser.add_argument("env", help="a Gymnasium id, or addresses of OpenEnv servers, separated by commas")
+    add_shared(parser, "env", help=f"{ENV_HELP}, or addresses of OpenEnv servers, separated by commas")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the dataset directory (default: only the statistics)")
-    parser.add_argument("--episodes", type=int, default=1000, help="episodes in the dataset (default: 1000)")
-    parser.add_argument("--num-envs", type=int, default=8, help="environments run at once (default: 8)")
+    add_shared(parser, "num_episodes", default=1000, help="episodes in the dataset")
+    add_shared(parser, "num_envs", default=8)
     parser.add_argument(
         "--policy",
         "--agent",
         default="random",
-        help="'random' (default), 'echo' (says back the text it sees), a run folder or checkpoint file of `envfleet train`, or MODULE:NAME of a batched policy",
+        help="'random', 'echo' (says back the text it sees), a run folder or checkpoint file of `envfleet train`, or "
+        "MODULE:NAME of a batched policy",
     )
     parser.add_argument(
         "--sample", action="store_true", help="checkpoint: draw actions instead of taking the likeliest"
     )
-    parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="default: parquet")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the run (default: 0)")
-    parser.add_argument("--backend", default="auto", help="serial, thread, aio, pipe, shm … (default: auto)")
-    parser.add_argument("--workers", type=int, help="worker processes or threads (default: what the backend takes)")
-    parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="default: sync")
-    parser.add_argument("--max-steps", type=int, help="cut episodes off after so many steps")
-    parser.add_argument("--max-retries", type=int, default=2, help="begin an episode again after a fault (default: 2)")
-    parser.add_argument(
-        "--token-file", type=Path, help="file with the servers' token (default: the variable ENVFLEET_TOKEN)"
-    )
+    parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="file format")
+    add_shared(parser, "seed", default=0)
+    add_shared(parser, "backend")
+    add_shared(parser, "num_workers")
+    parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="how slots are stepped")
+    parser.add_argument("--max-steps", type=positive, help="cut episodes off after so many steps")
+    parser.add_argument("--max-retries", type=int, default=2, help="begin an episode again after a fault")
+    add_token_file(parser, "file with the servers' token")
     parser.add_argument("--infos", action="store_true", help="store the info dicts too")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,45 +52,37 @@ def run(args: argparse.Namespace) -> int:
     from envfleet.rollout.datasets.parquet import DatasetWriter
     from envfleet.rollout.rollout_errors import DatasetFull
 
-    if args.episodes < 1 or args.num_envs < 1:
-        raise BadArgument("--episodes and --num-envs must be at least 1")
-    if args.format == "minari" and args.out is not None and _has_minari(args.out):
-        print(f"{args.out} is a complete Minari dataset already")
-        return 0
-    about = {
-        "env": args.env,
-        "seed": args.seed,
-        "policy": args.policy,
-        "sample": args.sample,
-        "max_steps": args.max_steps,
-        "infos": args.infos,
-    }
-    # Minari's HDF5 file does not survive a kill: episodes go to Parquet first and are converted when all are there.
-    if args.out is None:
+    count, out = args.num_episodes, args.out
+    if out is None:
         if args.format == "minari":
             raise BadArgument("--format minari needs --out")
         kept = _Counted()
         _collect(args, kept)
-        return 1 if kept.count < args.episodes else 0
-    place = args.out / "_parts" if args.format == "minari" else args.out
+        return 1 if kept.count < count else 0
+    if args.format == "minari" and _has_minari(out):
+        print(f"{out} is a complete Minari dataset already")
+        return 0
+    about = {name: getattr(args, name) for name in ("env", "seed", "policy", "sample", "max_steps", "infos")}
+    # Minari's HDF5 file does not survive a kill: episodes go to Parquet first and are converted when all are there.
+    place = out / "_parts" if args.format == "minari" else out
     with DatasetWriter(place, run=about, resume=True) as writer:
         if writer.ids:
-            print(f"{len(writer.ids)} of {args.episodes} episodes are there already", flush=True)
+            print(f"{len(writer.ids)} of {count} episodes are there already", flush=True)
         spaces = _collect(args, writer)
-        missing = args.episodes - sum(number < args.episodes for number in writer.ids)
+        missing = count - sum(number < count for number in writer.ids)
     if args.format == "minari" and not missing:
         try:
             _to_minari(args, place, spaces)
         except OSError as error:
             safe = f"all episodes are safe in {place}: the same command converts them"
-            raise DatasetFull(args.out, error, safe) from error
-    where = f"{args.episodes - missing} episodes in {args.out}"
+            raise DatasetFull(out, error, safe) from error
+    where = f"{count - missing} episodes in {out}"
     print(f"{where}; {missing} failed: the same command tries them again" if missing else where)
     return 1 if missing else 0
 
 
 class _Counted:
-    """Stands in for a dataset when nobody wants one."""
+    """Takes the place of a dataset when there is no --out."""
 
     def __init__(self) -> None:
         self.ids: frozenset[int] = frozenset()
@@ -104,22 +93,21 @@ class _Counted:
 
 
 def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
-    from envfleet.cli.serve import read_token
     from envfleet.core.construct import is_remote, make
     from envfleet.remote.remote_backend import count_sessions
     from envfleet.rollout.collector import Collector
 
-    workers: dict[str, Any] = {} if args.workers is None else {"num_workers": args.workers}
-    env, num_envs = _env(args.env), args.num_envs
-    if is_remote(env):
-        token = read_token(args.token_file)
+    workers: dict[str, Any] = {} if args.num_workers is None else {"num_workers": args.num_workers}
+    env, num_envs = args.env, args.num_envs
+    if is_remote(urls := args.env.split(",")):
+        env, token = urls, read_token(args.token_file)
         workers["env_kwargs"] = {"token": token}
         num_envs = count_sessions(env, num_envs, token=token)
         if num_envs < args.num_envs:
             print(f"the servers have {num_envs} sessions free, so {num_envs} run at once", flush=True)
     with make(env, num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:
         spaces = (fleet.single_observation_space, fleet.single_action_space)
-        if all(number in writer.ids for number in range(args.episodes)):
+        if all(number in writer.ids for number in range(args.num_episodes)):
             return spaces
         print(f"{args.env}: {fleet.plan}", flush=True)
         policy = _policy(args, fleet)
@@ -135,12 +123,12 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
             env_name=args.env,
         )
         try:
-            for rollout in collector.episodes(args.episodes, skip=writer.ids, progress=True):
+            for rollout in collector.episodes(args.num_episodes, skip=writer.ids, progress=True):
                 writer.add(rollout)
         except KeyboardInterrupt:
             if args.out is not None:
                 print(
-                    f"{len(writer.ids)} of {args.episodes} episodes are in {args.out}; the same command makes the others"
+                    f"{len(writer.ids)} of {args.num_episodes} episodes are in {args.out}; the same command makes the others"
                 )
             raise
         print(collector.stats())
@@ -149,39 +137,21 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
     return spaces
 
 
-def _env(name: str) -> Any:
-    """Addresses of servers, an environment of ours by its short name, or a Gymnasium id."""
-    from envfleet.core.construct import is_remote
-
-    urls = name.split(",")
-    if is_remote(urls):
-        return urls
-    if importlib.util.find_spec("envfleet.envs.registry") is None:
-        return name
-    return importlib.import_module("envfleet.envs.registry").resolve_env(name)
-
-
 def _policy(args: argparse.Namespace, fleet: Any) -> Any:
     if args.policy == "random":
         return None
     if args.policy == "echo":
         return _echo(fleet)
     if Path(args.policy).exists():
-        try:
-            agent = importlib.import_module("envfleet.train.agent").load_agent(args.policy)
-        except ImportError as missing:
-            raise BackendMissing("checkpoints", extra="train") from missing
+        from envfleet.train.agent import load_agent
+
+        agent: Any = load_agent(args.policy)
         policy = agent.policy(fleet.num_envs, deterministic=not args.sample, seed=args.seed)
         policy.version = agent.update  # every step of the dataset tells which update chose its action
         return policy
-    module, colon, name = args.policy.partition(":")
-    if not colon:
+    if ":" not in args.policy:
         raise BadArgument(f"--policy {args.policy!r}: give 'random', an existing checkpoint, or MODULE:NAME")
-    sys.path.insert(0, "")  # as `python -m` would: modules of the current directory
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadArgument(f"--policy {args.policy!r}: {error}") from error
+    return load_attribute(args.policy, "--policy")
 
 
 def _echo(fleet: Any) -> Any:
@@ -210,13 +180,13 @@ def _to_minari(args: argparse.Namespace, parts: Path, spaces: tuple[Any, Any]) -
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
     save_minari(
-        Rollouts.load(parts)[: args.episodes],
+        Rollouts.load(parts)[: args.num_episodes],
         making,
         dataset_id=f"{name.rsplit('-v', 1)[0]}/{Path(args.policy).stem.replace(':', '-')}-v0",
         observation_space=spaces[0],
         action_space=spaces[1],
         algorithm_name=args.policy,
-        description=f"{args.episodes} episodes of {args.env}, collected by envfleet with seed {args.seed}",
+        description=f"{args.num_episodes} episodes of {args.env}, collected by envfleet with seed {args.seed}",
     )
     for made in making.iterdir():
         made.rename(args.out / made.name)

@@ -16,18 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import envfleet
+from envfleet.cli.options import add_shared
 from envfleet.util.machine import cgroup_quota, usable_cpus
+from envfleet.util.text import first_line
+
+HELP = "what this machine can do, and which settings look wrong"
+DESCRIPTION = (
+    "Looks at the machine, really starts a small fleet with each start method, and names suspicious settings. Exit code 1 "
+    "when something does not work."
+)
 
 #: Which packages each extra brings that the core does not need. A test compares the names with pyproject.toml.
 EXTRAS = {
-    "cli": ("rich", "psutil"),
-    "train": ("torch", "tensorboard", "pyyaml", "matplotlib"),
+    "cli": ("rich", "matplotlib"),
+    "train": ("torch", "tensorboard", "pyyaml"),
     "sb3": ("stable-baselines3",),
     "torchrl": ("torchrl",),
     "mujoco": ("mujoco",),
     "classic": ("pygame-ce",),
     "box2d": ("box2d",),
-    "video": ("moviepy", "imageio-ffmpeg"),
+    "video": ("imageio-ffmpeg",),
     "multiagent": ("pettingzoo", "pygame-ce"),
     "remote": ("websockets", "uvicorn", "starlette"),
     "datasets": ("pyarrow",),
@@ -53,15 +61,20 @@ class Machine:
     omp_threads: int | None
 
 
-def add_parser(subparsers: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "doctor",
-        help="what this machine can do, and which settings look wrong",
-        description="Looks at the machine, really starts a small fleet with each start method, and names suspicious "
-        "settings. Exit code 1 when something does not work.",
-    )
-    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    add_shared(parser, "json")
+
+
+def extra_of(module: str) -> str | None:
+    """The extra that brings a module.
+
+    Example:
+        >>> extra_of("torch.nn"), extra_of("antigravity")
+        ('train', None)
+    """
+    package = module.partition(".")[0].replace("_", "-")
+    return next((extra for extra, names in EXTRAS.items() if package in names), None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -162,7 +175,7 @@ def try_start_method(method: str) -> dict[str, Any]:
             observed = fleet.step([0, 1]).obs.tolist()
         error = None if observed == [[1.0], [1.0]] else f"two slots stepped once observed {observed}"
     except (ef.FleetError, OSError) as failed:
-        error = str(failed).splitlines()[0]
+        error = first_line(failed)
     return {"ok": error is None, "seconds": round(time.perf_counter() - before, 3), "error": error}
 
 

@@ -8,27 +8,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from envfleet.cli.options import add_shared
 
-from envfleet.errors import BackendMissing
-from envfleet.util.jsonable import to_jsonable
+HELP = "show what is in a dataset"
+DESCRIPTION = (
+    "Prints the statistics of a dataset directory (Parquet or Minari, complete or still being written) and draws returns "
+    "and lengths."
+)
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "inspect",
-        help="show what is in a dataset",
-        description="Prints the statistics of a dataset directory (Parquet or Minari, complete or still being written) "
-        "and draws returns and lengths.",
-    )
     parser.add_argument("directory", type=Path, metavar="DIR", help="a dataset directory")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="where to draw (default: DIR/_returns.png)")
     parser.add_argument("--no-plot", action="store_true", help="print only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.set_defaults(run=run)
-    return parser
+    add_shared(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from envfleet.rollout.datasets.open_dataset import iter_rollouts
     from envfleet.rollout.datasets.parquet import read_run
     from envfleet.rollout.stats import StatsBuilder
+    from envfleet.util.jsonable import to_jsonable
 
     builder = StatsBuilder()
     returns: list[float] = []
@@ -43,21 +38,21 @@ def run(args: argparse.Namespace) -> int:
     shapes: dict[str, str] = {}
     for rollout in iter_rollouts(args.directory):
         builder.add(rollout)
-        if not shapes and not rollout.failed:
-            shapes = _shapes(rollout)
         if not rollout.failed:
+            shapes = shapes or _shapes(rollout)
             returns.append(rollout.episode_return)
             lengths.append(len(rollout))
     stats = builder.stats()
     plot = None if args.no_plot or not returns else args.plot or args.directory / "_returns.png"
     if plot is not None:
-        draw(np.array(returns), np.array(lengths), plot, str(args.directory))
+        _draw(plot, str(args.directory), returns, lengths)
+    about = read_run(args.directory)
     if args.json:
-        found = {"run": read_run(args.directory), "columns": shapes, **dataclasses.asdict(stats), "plot": plot}
-        print(json.dumps(to_jsonable(_without_nan(found)), indent=1))
+        found = {"run": about, "columns": shapes, **dataclasses.asdict(stats), "plot": plot}
+        print(json.dumps(to_jsonable(found, unknown=str, nan=False), indent=1))
         return 0
-    told = ", ".join(f"{name} {value}" for name, value in read_run(args.directory).items() if value is not None)
-    print(f"{args.directory}" + (f" ({told})" if told else ""))
+    settings = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
+    print(f"{args.directory}" + (f" ({settings})" if settings else ""))
     for name, shape in shapes.items():
         print(f"  {name}: {shape}")
     print(stats)
@@ -76,34 +71,25 @@ def _shapes(rollout: Any) -> dict[str, str]:
     return {path: f"{leaf.dtype} {list(leaf.shape[1:])} a step" for path, leaf in leaves}
 
 
-def draw(returns: npt.NDArray[Any], lengths: npt.NDArray[Any], path: Path, title: str) -> None:
-    """Draw returns in order with their running mean, and histograms of returns and lengths."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise BackendMissing("matplotlib", extra="datasets") from missing
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    course, spread, long = figure.subplots(1, 3)
-    figure.suptitle(title, fontsize=9)
-    course.plot(returns, ".", markersize=2, alpha=0.5)
-    width = max(1, min(len(returns), len(returns) // 20))
-    mean = np.convolve(returns, np.ones(width) / width, mode="valid")
-    course.plot(np.arange(len(mean)) + width - 1, mean)
-    course.set(xlabel="episode", ylabel="return")
-    spread.hist(returns, bins=40)
-    spread.set(xlabel="return", ylabel="episodes")
-    long.hist(lengths, bins=40)
-    long.set(xlabel="length (steps)", ylabel="episodes")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+def _draw(path: Path, title: str, returns: list[float], lengths: list[int]) -> None:
+    """Returns in order with their running mean, and histograms of returns and lengths."""
+    import numpy as np
 
+    from envfleet.cli.plot import draw
 
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: what is not known is null."""
-    if isinstance(value, dict):
-        return {str(key): _without_nan(item) for key, item in value.items()}
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    def course(axes: Any) -> None:
+        width = max(1, len(returns) // 20)
+        mean = np.convolve(returns, np.ones(width) / width, mode="valid")
+        axes.plot(returns, ".", markersize=2, alpha=0.5)
+        axes.plot(np.arange(len(mean)) + width - 1, mean)
+        axes.set(xlabel="episode", ylabel="return")
+
+    def spread(axes: Any) -> None:
+        axes.hist(returns, bins=40)
+        axes.set(xlabel="return", ylabel="episodes")
+
+    def long(axes: Any) -> None:
+        axes.hist(lengths, bins=40)
+        axes.set(xlabel="length (steps)", ylabel="episodes")
+
+    draw(path, title, (course, spread, long))

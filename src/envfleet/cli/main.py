@@ -1,7 +1,7 @@
-"""The command `envfleet`: one module a command, imported only when that command is asked for.
+"""The command `envfleet`: one module a command.
 
-A command is a module with `add_parser(subparsers)` and `run(args) -> int`. Adding one is a line in `COMMANDS`; a command
-whose module is not installed is not listed.
+A command is a module with `HELP`, `DESCRIPTION`, `add_arguments(parser)` and `run(args) -> int`. Adding one is a line in
+`COMMANDS`. Modules of commands import nothing heavy before `add_arguments`, because `envfleet --help` imports them all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import difflib
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -18,39 +17,28 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import envfleet
-from envfleet.errors import FaultError, FleetError
+from envfleet.cli.doctor import extra_of
+from envfleet.cli.options import Help
+from envfleet.errors import BackendMissing, BadArgument, FaultError, FleetError
 from envfleet.util.files import NO_ROOM, DamagedWarning, UncheckedWarning, WriteFailed
+from envfleet.util.text import Hint, first_line
 
-#: name -> (module, help line)
+#: name -> module
 COMMANDS = {
-    "demo": ("envfleet.cli.demo", "train CartPole until solved, or compare two backends"),
-    "doctor": ("envfleet.cli.doctor", "what this machine can do, and which settings look wrong"),
-    "collect": ("envfleet.cli.collect", "collect episodes into a dataset"),
-    "inspect": ("envfleet.cli.inspect", "show what is in a dataset"),
-    "sweep": ("envfleet.cli.sweep", "run a grid of settings"),
-    "serve": ("envfleet.cli.serve", "serve an environment to remote clients"),
-    "train": ("envfleet.cli.train", "train an agent"),
-    "eval": ("envfleet.cli.eval", "evaluate a trained agent"),
-    "tune": ("envfleet.cli.tune", "find the best backend and worker count for an environment"),
-    "bench": ("envfleet.cli.bench", "measure throughput here"),
+    name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "tune")
 }
+#: Old names -> the command they stand for now, with its options.
+ALIASES = {"sweep": ("tune", "--workers", "1,2,4,8", "--backends", "serial,thread,shm")}
+
+# Exit codes beside 0 (fine) and 1 (a check of the command failed).
+EXIT_ERROR, EXIT_NOT_WRITTEN, EXIT_INTERRUPTED = 2, 3, 130
 
 #: After Ctrl-C everything has this long to close; then the process ends, and the keeper ends what it left.
 _INTERRUPT_GRACE_S = 2.0
-
-
-def available() -> dict[str, tuple[str, str]]:
-    """The commands whose modules are here.
-
-    Example:
-        >>> "doctor" in available()
-        True
-    """
-    return {name: entry for name, entry in COMMANDS.items() if importlib.util.find_spec(entry[0]) is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,81 +58,93 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _warnings_in_a_line():
             return _run(words)
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
-    except FleetError as error:
-        if show_traceback:
+    except SystemExit as done:  # --help and --version
+        return done.code if isinstance(done.code, int) else 0
+    except BrokenPipeError:
+        # The reader of our output went away (`envfleet … | head`): there is no place to print to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, FleetError, OSError, ImportError) as error:
+        ending = _ending(error)
+        if ending is None:
+            raise
+        code, line = ending
+        if show_traceback and code != EXIT_INTERRUPTED:
             traceback.print_exc()
         else:
-            _say(_one_line(error))
-        return 3 if isinstance(error, WriteFailed) else 2
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            return _reader_gone()
-        if show_traceback or error.errno not in NO_ROOM:
-            raise
-        _say(f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then try again")
-        return 3
-    except SystemExit as done:  # argparse has printed its message
-        return done.code if isinstance(done.code, int) else 0
+            _say("\n".join([line, *(note for note in getattr(error, "__notes__", ()) if isinstance(note, Hint))]))
+        return code
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
 
 
-def _reader_gone() -> int:
-    # The reader of our output went away (`envfleet … | head`): nothing is left to tell it.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+def _ending(error: BaseException) -> tuple[int, str] | None:
+    """The exit code of an error and its line; None for an error that is not expected."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "interrupted"
+    if isinstance(error, WriteFailed):
+        return EXIT_NOT_WRITTEN, first_line(error)
+    if isinstance(error, FaultError):
+        return EXIT_ERROR, f"{first_line(error)} (--traceback shows the rest)"
+    if isinstance(error, FleetError):
+        return EXIT_ERROR, first_line(error)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        place = error.filename or "a file"
+        return EXIT_NOT_WRITTEN, f"{place} cannot be written ({error.strerror}): make room, then try again"
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
+        return EXIT_ERROR, str(BackendMissing(error.name or "", extra=extra))
+    return None
+
+
+class _Parser(argparse.ArgumentParser):
+    """Misuse takes the way of every other error: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadArgument(f"{message} (`{self.prog} --help` lists the options)")
 
 
 def _run(words: list[str]) -> int:
-    commands = available()
-    name = next((word for word in words if not word.startswith("-")), None)
-    if name is not None and name not in commands:
-        _say(_unknown(name, list(commands)))
-        return 2
-    parser, subparsers = _parser()
-    module: ModuleType | None = None
-    for command, (path, line) in commands.items():
+    at = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
+    name = words[at] if at is not None else None
+    if at is not None and name in ALIASES:
+        words[at : at + 1] = ALIASES[name]
+        name = words[at]
+    if name is not None and name not in COMMANDS:
+        raise BadArgument(_unknown(name))
+    parser = _Parser(
+        prog="envfleet",
+        description="Run many reinforcement-learning environments at once.",
+        epilog="`envfleet COMMAND --help` lists the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"envfleet {envfleet.__version__}")
+    # Removed from the words before they are parsed, so that it may stand anywhere; declared here to be in the help.
+    parser.add_argument("--traceback", action="store_true", help="show errors in full (or set ENVFLEET_DEBUG=1)")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    run = None
+    for command, path in COMMANDS.items():
+        if name not in (None, command):
+            continue
+        module = importlib.import_module(path)
+        own = subparsers.add_parser(command, help=module.HELP, description=module.DESCRIPTION, formatter_class=Help)
         if command == name:
-            module = importlib.import_module(path)
-            module.add_parser(subparsers)
-        else:
-            subparsers.add_parser(command, help=line)
+            module.add_arguments(own)
+            run = module.run
     args = parser.parse_args(words)
-    if module is None:
+    if run is None:
         parser.print_help()
         return 0
-    code = module.run(args)
+    if "" not in sys.path:  # "module:name" may be in the current directory, as with `python -m envfleet`
+        sys.path.append("")
+    code = run(args)
     assert isinstance(code, int)
     return code
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Any]:
-    parser = argparse.ArgumentParser(
-        prog="envfleet",
-        description="Run many reinforcement-learning environments at once.",
-        epilog="`envfleet COMMAND --help` tells about a command.",
-    )
-    parser.add_argument("--version", action="version", version=f"envfleet {envfleet.__version__}")
-    # Taken out of the words before they are parsed, so that it may stand anywhere; declared here to be in the help.
-    parser.add_argument("--traceback", action="store_true", help="show errors in full (or set ENVFLEET_DEBUG=1)")
-    return parser, parser.add_subparsers(title="commands", metavar="COMMAND")
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    if not close and name in COMMANDS:
-        return f"the command {name!r} is not part of this installation"
-    hint = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(known)}"
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
     return f"there is no command {name!r}; {hint}"
-
-
-def _one_line(error: FleetError) -> str:
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return first + (" (--traceback shows the rest)" if isinstance(error, FaultError) else "")
 
 
 def _say(line: str) -> None:
@@ -179,7 +179,7 @@ def _handle_ctrl_c() -> Any:
 
     def end_now() -> None:
         _say("interrupted; what did not close in time was killed")
-        os._exit(130)
+        os._exit(EXIT_INTERRUPTED)
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal pressed

@@ -17,6 +17,7 @@ from envfleet.core.supervisor import Policy
 from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
 from envfleet.faults.failure import Loss, init_fault
 from envfleet.multiagent.agent_env import joint_columns
+from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe, factories_for
 from envfleet.slots.layout import Layout, leaves_of
 from envfleet.util.loading import load_attribute
@@ -165,6 +166,8 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     try:
         built = backend.start(recipe)
         layout, about = _agree(built, recipe, policy)
+        if compiled_core.load() is None:
+            reason += "; without the compiled core (`envfleet doctor` says why)"
         plan = Plan(backend.name, backend.num_workers, recipe.num_slots, backend.start_method, reason, backend.notes)
         fleet = Fleet(backend, layout, about, policy, plan, debug)
     except BaseException:

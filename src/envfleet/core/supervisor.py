@@ -17,6 +17,7 @@ from envfleet.errors import FaultError, KeeperLost
 from envfleet.faults.failure import Failure, Fault, Loss, exit_words
 from envfleet.slots.layout import FAULT, QUARANTINED, REBUILD, RESET
 from envfleet.slots.slab import Slots
+from envfleet.util.backoff import backoff_s
 
 _LOOK_S = 0.05
 #: Time between two looks counts as at most this much: a parent that did not look (it was stopped, the caller computed
@@ -35,7 +36,7 @@ class Policy:
 
     def delay_s(self, restarts: int) -> float:
         """How long to wait before restart number `restarts` (from 1)."""
-        return min(self.max_backoff_s, self.backoff_s * 2.0 ** (restarts - 1))
+        return backoff_s(restarts, self.backoff_s, self.max_backoff_s)
 
 
 @dataclasses.dataclass

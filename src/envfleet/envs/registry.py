@@ -1,4 +1,4 @@
-"""Short names of the environments that come with envfleet, and a helpful error for names nobody knows."""
+"""Environments by name: the short names of envfleet, multi-agent packages, "module:attribute", Gymnasium ids."""
 
 from __future__ import annotations
 
@@ -40,16 +40,6 @@ def missing_multiagent(package: str) -> BackendMissing:
     return BackendMissing(package, extra="multiagent")
 
 
-def is_ours_to_find(name: str) -> bool:
-    """Whether a name is found here: a short name, or a module of a multi-agent package.
-
-    Example:
-        >>> is_ours_to_find("tmaze"), is_ours_to_find("pettingzoo:classic/rps_v2"), is_ours_to_find("CartPole-v1")
-        (True, True, False)
-    """
-    return name.lower() in SHORT_NAMES or name.partition(":")[0].partition(".")[0] in MULTIAGENT
-
-
 def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """Turn a short name or "module:attribute" into a factory; Gymnasium ids and callables pass through.
 
@@ -65,7 +55,7 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
         >>> resolve_env("CartPoel-v1")
         Traceback (most recent call last):
         ...
-        envfleet.errors.BadArgument: there is no environment 'CartPoel-v1'. Close names: CartPole-v1, ...
+        envfleet.errors.BadArgument: unknown environment 'CartPoel-v1': ... Close names: CartPole-v1, ...
     """
     if callable(name):
         return name
@@ -74,19 +64,20 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     if path and package in MULTIAGENT:
         # "classic/tictactoe-v3", as PettingZoo's registry has it, is the module classic/tictactoe_v3.
         return _load(name, f"{package}.{path.replace('/', '.').replace('-v', '_v')}:")
-    if ":" in target and "/" not in target:
+    if path and "/" not in target:
         return _load(name, target)
+    problem = _register_problem(target)
+    if problem is None:
+        return target
     import gymnasium as gym
 
-    if _in_registry(target):
-        return target
-    known = [*SHORT_NAMES, *gym.registry]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(name, [*SHORT_NAMES, *gym.registry], n=3, cutoff=0.6)
     hint = f"Close names: {', '.join(close)}" if close else 'Give a Gymnasium id, a short name or "module:attribute"'
-    raise BadArgument(f"there is no environment {name!r}. {hint}")
+    raise BadArgument(f"unknown environment {name!r}: {problem.rstrip('.')}. {hint}")
 
 
 def _load(name: str, target: str) -> str | Callable[..., Any]:
+    """What "module:attribute" names: a factory, a module of multi-agent environments, or an id the module registers."""
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -100,7 +91,7 @@ def _load(name: str, target: str) -> str | Callable[..., Any]:
     if isinstance(found, ModuleType):
         found = getattr(found, "parallel_env", None) or getattr(found, "env", None)
     # Gymnasium's own "module:Id-v0" form: the module registers the id when it is imported.
-    if found is None and attribute and _in_registry(attribute):
+    if found is None and attribute and _register_problem(attribute) is None:
         return attribute
     if not callable(found):
         wanted = repr(attribute) if attribute else "parallel_env or env"
@@ -109,13 +100,15 @@ def _load(name: str, target: str) -> str | Callable[..., Any]:
     return factory
 
 
-def _in_registry(name: str) -> bool:
+def _register_problem(name: str) -> str | None:
+    """Why Gymnasium does not know an id ("Id-v0", "module:Namespace/Id-v0"); None when it does."""
     import gymnasium as gym
 
+    module, _, bare = name.rpartition(":")
     try:
-        gym.spec(name)
-    except gym.error.Error:  # no such id; the caller suggests near ones
-        return False
-    except ModuleNotFoundError:  # "plugin:Id-v0" whose plugin is absent
-        return False
-    return True
+        if module:
+            importlib.import_module(module)
+        gym.spec(bare)
+    except (gym.error.Error, ImportError) as unknown:
+        return str(unknown)
+    return None

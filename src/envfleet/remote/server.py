@@ -12,10 +12,10 @@ from typing import Any
 
 from envfleet.errors import BackendMissing, BadArgument, FleetError
 from envfleet.remote.app import App
-from envfleet.remote.named import environment_factory
 from envfleet.remote.server_config import ServerConfig
 from envfleet.remote.session_host import FleetHost
 from envfleet.remote.space_codec import Dialect
+from envfleet.slots.factories import env_name, resolve
 
 __all__ = ["App", "Server", "ServerConfig", "serve"]
 
@@ -43,8 +43,8 @@ class Server:
             self.config = ServerConfig(**options)
         except TypeError as unknown:
             raise BadArgument(f"server options: {unknown}") from None
-        factory, name = environment_factory(env)
-        dialect, is_async, about = _probe(factory, name)
+        factory = resolve(env)
+        dialect, is_async, about = _probe(factory, env_name(env))
         dialect.schemas()  # refuses spaces with no JSON form before anything starts
         host = FleetHost(
             factory,

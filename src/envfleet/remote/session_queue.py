@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from envfleet.util.backoff import backoff_s
+
 FIRST_TRIES = 16  # attempts at once at a server whose limit is not known yet
 RETRY_S, RETRY_MAX_S = 0.05, 1.0  # between tries past a learned limit
 DOWN_S, DOWN_MAX_S = 0.1, 5.0  # between tries at a server that did not answer
@@ -27,9 +29,9 @@ class _Place:
     limit: int | None = None
     announced: int | None = None
     retry_at: float = 0.0
-    retry_s: float = RETRY_S
+    retries: int = 0  # refusals since the last sign of room
     down_until: float = 0.0
-    down_s: float = DOWN_S
+    failures: int = 0  # tries without an answer, since the last answer
     mourned: bool = False  # somebody was told that it is down
     refusals: int = 0
 
@@ -114,9 +116,9 @@ class CapacityTable:
         with self._lock:
             url, place = self._end_try(ticket)
             place.active += 1
-            place.down_until, place.down_s, place.mourned = 0.0, DOWN_S, False
+            place.down_until, place.failures, place.mourned = 0.0, 0, False
             if place.limit is not None and place.active > place.limit:
-                place.limit, place.retry_s, place.retry_at = place.active, RETRY_S, 0.0
+                place.limit, place.retries, place.retry_at = place.active, 0, 0.0
             self._queue.remove(ticket)
             self._wake_next(url)
 
@@ -128,17 +130,17 @@ class CapacityTable:
             place.announced = maximum if maximum is not None else place.announced
             # Ours only: others may hold the rest, and a limit is per process behind the address.
             place.limit = place.active
-            place.retry_at = self._clock() + place.retry_s
-            place.retry_s = min(place.retry_s * 1.5, RETRY_MAX_S)
-            place.down_until, place.down_s = 0.0, DOWN_S
+            place.retries += 1
+            place.retry_at = self._clock() + backoff_s(place.retries, RETRY_S, RETRY_MAX_S, factor=1.5)
+            place.down_until, place.failures = 0.0, 0
 
     def failed(self, ticket: Ticket, why: str) -> None:
         """The server did not answer."""
         with self._lock:
             url, place = self._end_try(ticket)
             ticket.failures[url] = why
-            place.down_until = self._clock() + place.down_s
-            place.down_s = min(place.down_s * 2, DOWN_MAX_S)
+            place.failures += 1
+            place.down_until = self._clock() + backoff_s(place.failures, DOWN_S, DOWN_MAX_S)
 
     def leave(self, ticket: Ticket) -> None:
         """Stop waiting (a deadline, a cancellation). Does nothing after `opened`."""
@@ -156,7 +158,7 @@ class CapacityTable:
             place = self._places[url]
             place.active -= 1
             # The place is free in a moment if not now: the next in line may try at once, and soon again.
-            place.retry_at, place.retry_s = self._clock(), RETRY_S
+            place.retry_at, place.retries = self._clock(), 0
             self._wake_next(url)
 
     def contended(self, url: str) -> bool:

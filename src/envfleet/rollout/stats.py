@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from envfleet.util.text import duration
+
 if TYPE_CHECKING:
     from envfleet.rollout.episodes.episode import Rollout
 
@@ -145,7 +147,7 @@ class Stats:
             ("throughput", f"{self.steps_per_s:,.0f} steps/s, {self.episodes_per_s:,.4g} episodes/s"),
         ]
         if self.latency_s:
-            shown.append(("step latency", "  ".join(f"{k} {_duration(v)}" for k, v in self.latency_s.items())))
+            shown.append(("step latency", "  ".join(f"{k} {duration(v)}" for k, v in self.latency_s.items())))
         shown += [(f"failed: {reason}", str(count)) for reason, count in self.failures.items()]
         return shown
 
@@ -305,13 +307,3 @@ def _quantiles(values: npt.NDArray[Any]) -> dict[float, float]:
 def _reason(error: BaseException) -> str:
     cause = error.__cause__ or error
     return type(cause).__name__
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds * 1e6:.0f} µs"
-        if seconds < 1e-3
-        else f"{seconds * 1e3:.3g} ms"
-        if seconds < 1
-        else f"{seconds:.3g} s"
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import importlib
 import inspect
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ import cloudpickle
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from envfleet.envs.registry import is_ours_to_find, resolve_env
+from envfleet.envs.registry import resolve_env
 from envfleet.errors import BadArgument, NotPicklable
 from envfleet.multiagent.pettingzoo import WithState, as_agent_env, is_many_agents
 
@@ -137,6 +136,55 @@ def _load_factory(blob: bytes) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
+def resolve(env: Any, kwargs: Mapping[str, Any] | None = None) -> Factory:
+    """A factory from what users pass; `kwargs` go to every environment that it builds.
+
+    `env` is a short name ("tmaze"), a Gymnasium id or spec, "module:attribute", a class or another callable, or a
+    PettingZoo environment, of which every slot gets a copy.
+
+    Example:
+        >>> resolve("tmaze", {"length": 4})().length, resolve("CartPole-v1")
+        (4, CartPole-v1)
+    """
+    kwargs = dict(kwargs or {})
+    found = resolve_env(env) if isinstance(env, str) else env
+    if isinstance(found, (str, EnvSpec)):
+        spec = gym.spec(found.rpartition(":")[2]) if isinstance(found, str) else found
+        return SpecFactory(_portable(spec), kwargs)
+    if is_many_agents(found) and not isinstance(found, type):
+        try:
+            as_agent_env(found)
+        except TypeError as unfit:
+            raise BadArgument(str(unfit)) from unfit
+        return CopyFactory(type(found).__name__, pickled(found, "the environment"))
+    if isinstance(found, gym.Env) or (hasattr(found, "step") and not isinstance(found, type)):
+        raise BadArgument(
+            f"got an environment object ({type(found).__name__}); every slot needs its own: "
+            "pass a callable that builds one, e.g. lambda: MyEnv()"
+        )
+    if not callable(found):
+        raise BadArgument(
+            f"cannot make environments from {found!r}: pass an id, an EnvSpec, a callable or a list of them"
+        )
+    return functools.partial(found, **kwargs) if kwargs else found
+
+
+def env_name(env: Any) -> str:
+    """A name for what users pass, for servers, logs and reports.
+
+    Example:
+        >>> env_name("my.module:Maze"), env_name(resolve("tmaze", {"length": 4})), env_name(resolve("CartPole-v1"))
+        ('Maze', 'TMaze', 'CartPole-v1')
+    """
+    if isinstance(env, functools.partial):
+        return env_name(env.func)
+    if isinstance(env, str):
+        return env.rpartition(":")[2]
+    if isinstance(env, SpecFactory):
+        return env.spec.id
+    return str(getattr(env, "__name__", None) or getattr(env, "id", None) or type(env).__name__)
+
+
 def factories_for(
     env: Any,
     num_envs: int | None,
@@ -144,16 +192,10 @@ def factories_for(
     wrappers: Sequence[Callable[[Any], Any]],
     with_state: bool = False,
 ) -> tuple[tuple[Factory, ...], EnvSpec | None]:
-    """One factory per slot from what users pass: an id, an EnvSpec, a callable or a list of callables."""
-    spec: EnvSpec | None = None
-    kwargs = dict(env_kwargs or {})
-    if isinstance(env, str) and is_ours_to_find(env):
-        named: Any = resolve_env(env)
-        env, kwargs = functools.partial(named, **kwargs), {}
-    if isinstance(env, (str, EnvSpec)):
-        spec = _resolve(env)
-        made: list[Factory] = [SpecFactory(spec, kwargs)]
-    elif isinstance(env, (list, tuple)):
+    """One factory per slot from what users pass to `make`: what `resolve` takes, or a list of callables, one per slot."""
+    if env_kwargs and not isinstance(env, (str, EnvSpec)):
+        raise BadArgument("env_kwargs only go with an id or an EnvSpec; put them into your callable instead")
+    if isinstance(env, (list, tuple)):
         bad = [i for i, item in enumerate(env) if not callable(item)]
         if not env or bad:
             raise BadArgument(
@@ -162,49 +204,23 @@ def factories_for(
             )
         if num_envs not in (None, len(env)):
             raise BadArgument(f"num_envs={num_envs}, but the list has {len(env)} callables: leave num_envs out")
-        made, num_envs = list(env), len(env)
-    elif is_many_agents(env) and not isinstance(env, type):
-        try:
-            as_agent_env(env)
-        except TypeError as unfit:
-            raise BadArgument(str(unfit)) from unfit
-        made = [CopyFactory(type(env).__name__, pickled(env, "the environment"))]
-    elif isinstance(env, gym.Env) or (hasattr(env, "step") and not isinstance(env, type)):
-        raise BadArgument(
-            f"got an environment object ({type(env).__name__}); every slot needs its own: "
-            "pass a callable that builds one, e.g. lambda: MyEnv()"
-        )
-    elif callable(env):
-        made = [env]
+        made: list[Factory] = list(env)
     else:
-        raise BadArgument(
-            f"cannot make environments from {env!r}: pass an id, an EnvSpec, a callable or a list of them"
-        )
-    if kwargs and spec is None:
-        raise BadArgument("env_kwargs only go with an id or an EnvSpec; put them into your callable instead")
-    count = 1 if num_envs is None else num_envs
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise BadArgument(f"num_envs={num_envs!r}: give a whole number from 1 up")
+        count = 1 if num_envs is None else num_envs
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BadArgument(f"num_envs={num_envs!r}: give a whole number from 1 up")
+        made = [resolve(env, env_kwargs)] * count
+    first = made[0]
+    spec = first.spec if isinstance(first, SpecFactory) and all(factory is first for factory in made) else None
+    # Slots that share a factory go on sharing it: it travels to a worker once.
+    around = {id(factory): _around(factory, wrappers, with_state) for factory in made}
+    return tuple(around[id(factory)] for factory in made), spec
+
+
+def _around(factory: Factory, wrappers: Sequence[Callable[[Any], Any]], with_state: bool) -> Factory:
     if wrappers:
-        made = [WrappedFactory(factory, tuple(wrappers)) for factory in made]
-    if with_state:
-        made = [WithState(factory) for factory in made]
-    return tuple(made if len(made) == count else made * count), spec
-
-
-def _resolve(env: str | EnvSpec) -> EnvSpec:
-    """The spec of an id, with an entry point of `__main__` resolved here, where `__main__` is the user's."""
-    if isinstance(env, str):
-        module, _, name = env.rpartition(":")
-        try:
-            if module:
-                importlib.import_module(module)
-            spec = gym.spec(name)
-        except (gym.error.Error, ImportError) as unknown:
-            raise BadArgument(f"unknown environment {env!r}: {unknown}") from unknown
-    else:
-        spec = env
-    return _portable(spec)
+        factory = WrappedFactory(factory, tuple(wrappers))
+    return WithState(factory) if with_state else factory
 
 
 def _portable(spec: EnvSpec) -> EnvSpec:

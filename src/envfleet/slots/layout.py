@@ -14,6 +14,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from envfleet.util.text import short
+
 #: A cache line. Columns start on one, so that two columns never share a line.
 ALIGN = 64
 
@@ -99,7 +101,7 @@ def scatter(leaves: list[Leaf], value: Any) -> list[Any]:
                 node = node[key]
             except (KeyError, IndexError, TypeError) as missing:
                 where = "".join(f"[{step!r}]" for step in leaf.path[: depth + 1])
-                raise TypeError(f"{_short(value)} has no {where}, which the space promises") from missing
+                raise TypeError(f"{short(value)} has no {where}, which the space promises") from missing
         out.append(node)
     return out
 
@@ -231,8 +233,3 @@ class Layout:
             count = num_slots * int(np.prod(shape, dtype=np.int64))
             size += -(-count * dtype.itemsize // ALIGN) * ALIGN
         return at, max(size, ALIGN)
-
-
-def _short(value: Any, most: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -13,6 +13,7 @@ from envfleet.envs.registry import resolve_env
 from envfleet.errors import BadArgument
 from envfleet.networks.actor_critic import ActorCritic
 from envfleet.networks.network_policy import Policy
+from envfleet.slots.factories import resolve
 from envfleet.train.checkpoint import load
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
@@ -104,7 +105,7 @@ def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agen
         from envfleet.train.team_agent import team_agent
 
         return team_agent(state, config, chosen)
-    with ef.make(chosen, 1, backend="serial", env_kwargs=config.env_kwargs or None) as fleet:
+    with ef.make(resolve(chosen, config.env_kwargs), 1, backend="serial") as fleet:
         spaces = fleet.single_observation_space, fleet.single_action_space
     net = build_net(*spaces, config, torch.device("cpu"))
     normaliser = filled(net, state, config, str(where))
@@ -127,20 +128,6 @@ def config_of(state: dict[str, Any]) -> PPOConfig:
     """Return the config a checkpoint was written with."""
     values = {name: value for name, value in state["config"].items() if name != "columns"}
     return PPOConfig(**{name: parse(name, value) for name, value in values.items()})
-
-
-@dataclass(frozen=True)
-class Build:
-    """Builds one environment from a name or a callable; travels to workers by value."""
-
-    env: Any
-    kwargs: dict[str, Any]
-
-    def __call__(self) -> Any:
-        """Build it."""
-        import gymnasium as gym
-
-        return gym.make(self.env, **self.kwargs) if isinstance(self.env, str) else self.env(**self.kwargs)
 
 
 def choose_device(name: str) -> torch.device:

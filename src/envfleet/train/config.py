@@ -1,31 +1,36 @@
-# ruff: noqa: RUF009 - `_doc` is `dataclasses.field` with a text
+# ruff: noqa: RUF009 - `_env` and `_train` are `dataclasses.field` with a text
 """`PPOConfig`: every setting of a training run, documented once; the command's help and the YAML schema come from it."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from envfleet.errors import BadArgument
 from envfleet.multiagent.policy_map import read_policies
 from envfleet.networks.actor_critic import NetworkConfig
+from envfleet.slots.factories import env_name
 from envfleet.train.objective import Coefficients, UpdateSettings
 from envfleet.train.presets import preset_for
 
 
-def _doc(default: Any, section: str, text: str, **more: Any) -> Any:
-    """Declare a field: its default, the YAML section it belongs to, and the one text that explains it."""
+def _doc(section: str, default: Any, text: str, **more: Any) -> Any:
+    """Declare a field: the YAML section it belongs to, its default, and the one text that explains it."""
     metadata = {"section": section, "help": text, **more}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
+_env, _train = partial(_doc, "env"), partial(_doc, "train")
 SCHEDULES = ("constant", "linear")
 
 
-def _default(spec: dataclasses.Field[Any]) -> Any:
+def default_of(spec: dataclasses.Field[Any]) -> Any:
+    """The default of a setting."""
     if spec.default is not dataclasses.MISSING:
         return spec.default
     assert spec.default_factory is not dataclasses.MISSING
@@ -48,140 +53,113 @@ class PPOConfig:
     """
 
     # -- environment -----------------------------------------------------------------------------------------------
-    env: Any = _doc(
-        "CartPole-v1", "env", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable'
+    env: Any = _env(
+        "CartPole-v1", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable'
     )
-    env_kwargs: dict[str, Any] = _doc({}, "env", "keyword arguments for the environment, as name=value pairs")
-    num_envs: int = _doc(1, "env", "environments stepped together; 1 is sequential", flags=("--n-envs",))
-    backend: str = _doc("auto", "env", "where environments run: auto, serial, thread, aio, pipe or shm")
-    num_workers: int | None = _doc(None, "env", "worker processes or threads; default: chosen from the CPUs")
-    start_method: str | None = _doc(
-        None,
-        "env",
-        "forkserver, spawn or fork for process workers; implies backend shm when that is auto",
-        flags=("--parallel-start-method",),
+    env_kwargs: dict[str, Any] = _env({}, "keyword arguments for the environment, as name=value pairs")
+    num_envs: int = _env(1, "environments stepped together; 1 is sequential")
+    backend: str = _env("auto", "where environments run: auto, serial, thread, aio, pipe or shm")
+    num_workers: int | None = _env(None, "worker processes or threads; default: chosen from the CPUs")
+    start_method: str | None = _env(
+        None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto"
     )
-    on_fault: str = _doc(
+    on_fault: str = _env(
         "restart",
-        "env",
         "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is given up), or raise and stop",
         choices=("raise", "restart"),
     )
-    columns: dict[str, Any] = _doc(
-        {}, "env", "in Python: declared info columns, name -> space (an `action_mask` column masks actions)", cli=False
+    columns: dict[str, Any] = _env(
+        {}, "in Python: declared info columns, name -> space (an `action_mask` column masks actions)", cli=False
     )
     # -- how long --------------------------------------------------------------------------------------------------
-    total_steps: int = _doc(100_000, "train", "environment steps to train for, over all environments together")
-    num_episodes: int | None = _doc(
-        None, "train", "stop after this many finished episodes instead; total_steps then only drives the schedules"
+    total_steps: int = _train(100_000, "environment steps to train for, over all environments together")
+    num_episodes: int | None = _train(
+        None, "stop after this many finished episodes instead; total_steps then only drives the schedules"
     )
-    seed: int = _doc(1, "train", "seed of the run: networks, exploration, minibatches and every episode")
+    seed: int = _train(1, "seed of the run: networks, exploration, minibatches and every episode")
     # -- PPO -------------------------------------------------------------------------------------------------------
-    num_steps: int = _doc(128, "train", "steps of each environment per update")
-    num_epochs: int = _doc(4, "train", "passes over the collected steps per update")
-    num_minibatches: int = _doc(4, "train", "minibatches per pass")
-    learning_rate: float = _doc(2.5e-4, "train", "step size of Adam at the beginning")
-    lr_schedule: str = _doc("linear", "train", "learning rate over the run: constant or linear to 0", choices=SCHEDULES)
-    clip: float = _doc(0.2, "train", "clip range of the probability ratio at the beginning")
-    clip_schedule: str = _doc(
-        "constant", "train", "clip range over the run: constant or linear to 0", choices=SCHEDULES
+    num_steps: int = _train(128, "steps of each environment per update")
+    num_epochs: int = _train(4, "passes over the collected steps per update")
+    num_minibatches: int = _train(4, "minibatches per pass")
+    learning_rate: float = _train(2.5e-4, "step size of Adam at the beginning")
+    lr_schedule: str = _train("linear", "learning rate over the run: constant or linear to 0", choices=SCHEDULES)
+    clip: float = _train(0.2, "clip range of the probability ratio at the beginning")
+    clip_schedule: str = _train("constant", "clip range over the run: constant or linear to 0", choices=SCHEDULES)
+    entropy: float = _train(0.0, "weight of the entropy bonus at the beginning")
+    entropy_final: float | None = _train(
+        None, "weight of the entropy bonus at the end, reached linearly; default: the same"
     )
-    entropy: float = _doc(0.0, "train", "weight of the entropy bonus at the beginning")
-    entropy_final: float | None = _doc(
-        None, "train", "weight of the entropy bonus at the end, reached linearly; default: the same"
-    )
-    gamma: float = _doc(0.99, "train", "discount")
-    gae_lambda: float = _doc(0.95, "train", "lambda of the advantage estimate")
-    value_coef: float = _doc(0.5, "train", "weight of the value loss")
-    value_clip: float | None = _doc(None, "train", "clip range of the value function; default: not clipped")
-    max_grad_norm: float = _doc(0.5, "train", "gradients longer than this are shortened to it")
-    target_kl: float | None = _doc(
-        None, "train", "stop the epochs of an update once the policy moved 1.5 times this far"
-    )
-    normalize_advantage: bool = _doc(True, "train", "standardise advantages in every minibatch")
-    normalize_obs: bool = _doc(False, "train", "scale flat observations to mean 0 and variance 1 by running statistics")
-    normalize_reward: bool = _doc(False, "train", "divide rewards by the running standard deviation of the return")
-    adam_eps: float = _doc(1e-5, "train", "epsilon of Adam")
+    gamma: float = _train(0.99, "discount")
+    gae_lambda: float = _train(0.95, "lambda of the advantage estimate")
+    value_coef: float = _train(0.5, "weight of the value loss")
+    value_clip: float | None = _train(None, "clip range of the value function; default: not clipped")
+    max_grad_norm: float = _train(0.5, "gradients longer than this are shortened to it")
+    target_kl: float | None = _train(None, "stop the epochs of an update once the policy moved 1.5 times this far")
+    normalize_advantage: bool = _train(True, "standardise advantages in every minibatch")
+    normalize_obs: bool = _train(False, "scale flat observations to mean 0 and variance 1 by running statistics")
+    normalize_reward: bool = _train(False, "divide rewards by the running standard deviation of the return")
+    adam_eps: float = _train(1e-5, "epsilon of Adam")
     # -- network ---------------------------------------------------------------------------------------------------
-    arch: str = _doc(
+    arch: str = _train(
         "markov",
-        "train",
         "markov, memory (recurrent actor and critic) or memory_markov (recurrent critic only)",
         choices=("markov", "memory", "memory_markov"),
     )
-    rnn: str = _doc("gru", "train", "recurrent layer of a network with memory", choices=("gru", "lstm"))
-    state_size: int = _doc(64, "train", "units of the recurrent layer")
-    sequence_length: int | None = _doc(
+    rnn: str = _train("gru", "recurrent layer of a network with memory", choices=("gru", "lstm"))
+    state_size: int = _train(64, "units of the recurrent layer")
+    sequence_length: int | None = _train(
         None,
-        "train",
         "steps gradients flow back through; must divide num_steps; default: all of them, as far as every minibatch still gets a sequence",
     )
-    hidden: tuple[int, ...] = _doc(
-        (64, 64), "train", "units of the dense layers; a recurrent layer takes the place of all but the last"
+    hidden: tuple[int, ...] = _train(
+        (64, 64), "units of the dense layers; a recurrent layer takes the place of all but the last"
     )
-    activation: str = _doc("tanh", "train", "activation of the dense layers", choices=("tanh", "relu", "elu"))
-    std: str = _doc(
-        "free",
-        "train",
-        "standard deviation of Box actions: free (a parameter) or state (an output)",
-        choices=("free", "state"),
+    activation: str = _train("tanh", "activation of the dense layers", choices=("tanh", "relu", "elu"))
+    std: str = _train(
+        "free", "standard deviation of Box actions: free (a parameter) or state (an output)", choices=("free", "state")
     )
-    log_std_init: float = _doc(0.0, "train", "logarithm of the standard deviation of Box actions at the beginning")
-    squash: bool = _doc(False, "train", "Box actions: squash by tanh into the bounds (default: clip to the bounds)")
-    share_encoder: bool | None = _doc(None, "train", "one encoder for actor and critic; default: for pictures only")
+    log_std_init: float = _train(0.0, "logarithm of the standard deviation of Box actions at the beginning")
+    squash: bool = _train(False, "Box actions: squash by tanh into the bounds (default: clip to the bounds)")
+    share_encoder: bool | None = _train(None, "one encoder for actor and critic; default: for pictures only")
     # -- many agents -----------------------------------------------------------------------------------------------
-    policies: str | dict[str, list[str]] = _doc(
+    policies: str | dict[str, list[str]] = _train(
         "shared",
-        "train",
         "many agents: shared (one policy for all), independent (one each), or groups like red=red_0+red_1,blue=blue_0",
     )
-    centralised_critic: bool = _doc(
-        False, "train", "many agents: critics read the environment's state() beside their agent's observation (MAPPO)"
+    centralised_critic: bool = _train(
+        False, "many agents: critics read the environment's state() beside their agent's observation (MAPPO)"
     )
-    self_play: bool = _doc(False, "train", "many agents: play some episodes against past policies, rated by Elo")
-    self_play_pool: int = _doc(8, "train", "self-play: how many past policies are kept")
-    self_play_every: int = _doc(10, "train", "self-play: updates between two that are kept")
-    self_play_past: float = _doc(0.5, "train", "self-play: probability that an episode is played against a past policy")
+    self_play: bool = _train(False, "many agents: play some episodes against past policies, rated by Elo")
+    self_play_pool: int = _train(8, "self-play: how many past policies are kept")
+    self_play_every: int = _train(10, "self-play: updates between two that are kept")
+    self_play_past: float = _train(0.5, "self-play: probability that an episode is played against a past policy")
     # -- machine ---------------------------------------------------------------------------------------------------
-    device: str = _doc("cpu", "train", "cpu, cuda, mps or auto; small networks are fastest on cpu")
-    num_threads: int = _doc(1, "train", "threads for the arithmetic; more than 1 helps only large networks")
-    on_nan: str = _doc(
-        "stop",
-        "train",
-        "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it",
-        choices=("stop", "skip"),
+    device: str = _train("cpu", "cpu, cuda, mps or auto; small networks are fastest on cpu")
+    num_threads: int = _train(1, "threads for the arithmetic; more than 1 helps only large networks")
+    on_nan: str = _train(
+        "stop", "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it", choices=("stop", "skip")
     )
     # -- run folder ------------------------------------------------------------------------------------------------
-    out: str | None = _doc(
-        None,
-        "train",
-        "folder of the run: checkpoints, logs, report; default: nothing is written",
-        flags=("--checkpoint-dir",),
+    out: str | None = _train(None, "folder of the run: checkpoints, logs, report; default: nothing is written")
+    resume: bool = _train(False, "go on from the last checkpoint in the folder; begins anew if there is none")
+    restore: str = _train(
+        "replay", "episodes that were running at the checkpoint: replay (exact) or end them", choices=("replay", "end")
     )
-    resume: bool = _doc(False, "train", "go on from the last checkpoint in the folder; begins anew if there is none")
-    restore: str = _doc(
-        "replay",
-        "train",
-        "episodes that were running at the checkpoint: replay (exact) or end them",
-        choices=("replay", "end"),
-    )
-    checkpoint_every: int = _doc(20, "train", "updates between checkpoints; 0: only at the end")
-    keep_checkpoints: int = _doc(3, "train", "latest checkpoints kept; the best one is kept besides")
-    eval_every: int = _doc(0, "train", "updates between evaluations during training; 0: none")
-    eval_episodes: int = _doc(10, "train", "episodes of an evaluation during training")
-    tensorboard: bool = _doc(True, "train", "write TensorBoard files into the run folder")
-    wandb: bool = _doc(False, "train", "log to Weights & Biases, one run whatever the number of workers")
-    wandb_project: str = _doc("envfleet", "train", "Weights & Biases project")
-    wandb_mode: str | None = _doc(None, "train", "online, offline or disabled; default: what W&B decides")
-    video_every: int = _doc(0, "train", "updates between videos of slot 0; 0: none")
-    report: bool = _doc(True, "train", "write report.html into the run folder at the end")
-    preset: str = _doc("auto", "train", "tuned settings to begin from: auto (by environment), none, or a preset's name")
+    checkpoint_every: int = _train(20, "updates between checkpoints; 0: only at the end")
+    keep_checkpoints: int = _train(3, "latest checkpoints kept; the best one is kept besides")
+    eval_every: int = _train(0, "updates between evaluations during training; 0: none")
+    eval_episodes: int = _train(10, "episodes of an evaluation during training")
+    tensorboard: bool = _train(True, "write TensorBoard files into the run folder")
+    wandb: bool = _train(False, "log to Weights & Biases, one run whatever the number of workers")
+    wandb_project: str = _train("envfleet", "Weights & Biases project")
+    wandb_mode: str | None = _train(None, "online, offline or disabled; default: what W&B decides")
+    video_every: int = _train(0, "updates between videos of slot 0; 0: none")
+    report: bool = _train(True, "write report.html into the run folder at the end")
+    preset: str = _train("auto", "tuned settings to begin from: auto (by environment), none, or a preset's name")
 
     def __init__(self, **settings: Any) -> None:
-        from envfleet.train.settings import field_name
-
         given = {field_name(name): value for name, value in settings.items()}
-        values = {spec.name: _default(spec) for spec in dataclasses.fields(self)}
+        values = {spec.name: default_of(spec) for spec in dataclasses.fields(self)}
         values |= preset_for(given.get("env", values["env"]), given.get("preset", values["preset"]))
         for name, value in {**values, **given}.items():
             object.__setattr__(self, name, value)
@@ -222,7 +200,7 @@ class PPOConfig:
     @property
     def env_name(self) -> str:
         """The environment's name for logs and reports."""
-        return self.env if isinstance(self.env, str) else getattr(self.env, "__name__", type(self.env).__name__)
+        return self.env if isinstance(self.env, str) else env_name(self.env)
 
     def network(self) -> NetworkConfig:
         """Return the part that shapes the network."""
@@ -251,3 +229,59 @@ class PPOConfig:
         values["env"] = self.env if isinstance(self.env, str) else self.env_name
         values["columns"] = {name: str(space) for name, space in self.columns.items()}
         return values
+
+
+#: Other spellings, of old scripts and other libraries: as keyword arguments, flags and YAML keys alike.
+ALIASES = {
+    "env_name": "env",
+    "env_id": "env",
+    "name": "env",
+    "n_envs": "num_envs",
+    "num_parallel_workers": "num_envs",
+    "num_parallel_envs": "num_envs",
+    "kwargs": "env_kwargs",
+    "parallel_start_method": "start_method",
+    "total_timesteps": "total_steps",
+    "lr": "learning_rate",
+    "n_steps": "num_steps",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    "clip_coef": "clip",
+    "clip_range": "clip",
+    "ent_coef": "entropy",
+    "entropy_coef": "entropy",
+    "vf_coef": "value_coef",
+    "lam": "gae_lambda",
+    "checkpoint_dir": "out",
+    "hidden_size": "state_size",
+    "agent_arch": "arch",
+}
+SECTIONS = ("env", "train")
+FIELDS: dict[str, dataclasses.Field[Any]] = {spec.name: spec for spec in dataclasses.fields(PPOConfig)}
+
+
+def field_name(name: str) -> str:
+    """Return the field a name stands for: `env.num_envs`, `n-envs`, an alias or the name itself.
+
+    Example:
+        >>> field_name("env.num_parallel_workers"), field_name("ent-coef")
+        ('num_envs', 'entropy')
+        >>> field_name("train.learning_rat")
+        Traceback (most recent call last):
+        ...
+        envfleet.errors.BadArgument: there is no setting 'train.learning_rat'. Did you mean learning_rate? Settings of train: ...
+    """
+    section, _, bare = name.rpartition(".")
+    if section and section not in SECTIONS:
+        raise BadArgument(f"there is no section {section!r} in {name!r}; the sections are env and train")
+    bare = bare.replace("-", "_")
+    found = ALIASES.get(bare, bare)
+    if found in FIELDS and (not section or FIELDS[found].metadata["section"] == section):
+        return found
+    known = [key for key, spec in FIELDS.items() if not section or spec.metadata["section"] == section]
+    close = difflib.get_close_matches(bare, [*known, *ALIASES], n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    if found in FIELDS:
+        hint = f" It belongs to the section {FIELDS[found].metadata['section']}."
+    where = f"Settings of {section}" if section else "Settings"
+    raise BadArgument(f"there is no setting {name!r}.{hint} {where}: {', '.join(sorted(known))}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from envfleet.networks.actor_critic import ActorCritic
 from envfleet.networks.network_policy import Normaliser, Policy
+from envfleet.slots.factories import resolve
 from envfleet.util.seeding import episode_seed, stream
 
 MASK = "action_mask"
@@ -60,9 +61,7 @@ class Evaluator:
         import envfleet as ef
 
         self.seed = seed
-        self._fleet = ef.make(
-            env, 1, backend="serial", env_kwargs=env_kwargs or None, columns=columns or None, on_end="wait"
-        )
+        self._fleet = ef.make(resolve(env, env_kwargs), 1, backend="serial", columns=columns or None, on_end="wait")
 
     def run(
         self,

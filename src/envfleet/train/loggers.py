@@ -85,20 +85,20 @@ def read_rows(folder: str | Path) -> list[dict[str, Any]]:
     path = Path(folder) / "metrics.jsonl"
     rows, wrong = _read_lines(path)
     if wrong:
-        warnings.warn(f"{path} is damaged in {_lines_told(wrong)}: left out", DamagedWarning, stacklevel=2)
+        warnings.warn(f"{path} is damaged in {_line_numbers(wrong)}: left out", DamagedWarning, stacklevel=2)
     return rows
 
 
 def _rows_to_keep(folder: Path, resumed_at: int) -> list[dict[str, Any]]:
-    """The rows up to the checkpoint that is resumed from; what is wrong with them is told and kept."""
+    """The rows up to the checkpoint that is resumed from; a damaged file is kept aside, with a warning."""
     path = folder / "metrics.jsonl"
     rows, wrong = _read_lines(path)
     kept = [row for row in rows if row.get("update", 0) <= resumed_at]
     missing = sorted(set(range(1, resumed_at + 1)) - {int(row.get("update", 0)) for row in kept})
     if path.is_file() and (wrong or missing):
         aside = keep_aside(path)
-        told = _lines_told(wrong) if wrong else f"{len(missing)} rows up to update {resumed_at}, which are missing"
-        warnings.warn(f"{path} is damaged in {told}: kept as {aside.name}", DamagedWarning, stacklevel=4)
+        where = _line_numbers(wrong) if wrong else f"{len(missing)} rows up to update {resumed_at}, which are missing"
+        warnings.warn(f"{path} is damaged in {where}: kept as {aside.name}", DamagedWarning, stacklevel=4)
     return kept
 
 
@@ -115,7 +115,7 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     return rows, wrong
 
 
-def _lines_told(numbers: list[int]) -> str:
+def _line_numbers(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:5])) + (" …" if len(numbers) > 5 else "")
     return f"line {shown}" if len(numbers) == 1 else f"lines {shown}"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from envfleet.train.loggers import read_rows
 from envfleet.util.files import write_durably
+from envfleet.util.text import number
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#222}
@@ -67,7 +68,7 @@ def _summary(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     facts = {
         "Steps": f"{int(last.get('step', 0)):,}",
         "Updates": int(last.get("update", 0)),
-        "Return (mean of the last 100 episodes)": _number(last.get("return")),
+        "Return (mean of the last 100 episodes)": number(last.get("return")),
         "Fleet": about.get("plan", ""),
         **about.get("results", {}),
     }
@@ -95,7 +96,7 @@ def curve(rows: list[dict[str, Any]], name: str, title: str, width: int = 440, h
 
     line = " ".join(at(x, y) for x, y in zip(xs, ys))
     labels = "".join(
-        f'<text x="{left - 6}" y="{at(xs[0], y).split(",")[1]}" text-anchor="end" font-size="11">{_number(y)}</text>'
+        f'<text x="{left - 6}" y="{at(xs[0], y).split(",")[1]}" text-anchor="end" font-size="11">{number(y)}</text>'
         f'<line x1="{left}" x2="{width - right}" y1="{at(xs[0], y).split(",")[1]}" y2="{at(xs[0], y).split(",")[1]}" stroke="#ddd"/>'
         for y in (low, (low + high) / 2, high)
     )
@@ -121,12 +122,6 @@ def _faults(faults: list[str]) -> str:
 def _table(values: dict[str, Any]) -> str:
     rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in values.items())
     return f"<table>{rows}</table>"
-
-
-def _number(value: Any) -> str:
-    if not isinstance(value, (int, float)):
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _text(value: Any) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 from envfleet.errors import BadArgument
 from envfleet.rollout.segments.segment import Segment
 from envfleet.train.checkpoint import Checkpoints
-from envfleet.train.config import PPOConfig
+from envfleet.train.config import FIELDS, PPOConfig
 from envfleet.train.loggers import Logger, TableLogger, TensorBoardLogger, WandbLogger
 from envfleet.train.report import write_report
-from envfleet.train.settings import FIELDS
+from envfleet.train.settings import as_text
 from envfleet.train.train_errors import CheckpointError, RunBusy, RunExists
 from envfleet.train.video import Film, VideoMaker
 from envfleet.util.files import NO_ROOM, WriteFailed, remove_leftovers, write_durably
@@ -129,8 +129,8 @@ class RunFolder:
         now = self.config.to_dict()
         changed = [name for name in FIELDS if name not in MAY_CHANGE and before.get(name, now[name]) != now[name]]
         if changed:
-            told = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
-            raise CheckpointError(f"{self.path} holds another run: {told}. Resume with the same settings")
+            changes = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
+            raise CheckpointError(f"{self.path} holds another run: {changes}. Resume with the same settings")
 
     def start(self, update: int, num_steps: int, stored: dict[str, Any] | None) -> None:
         """Open the logs, cut back to the checkpoint."""
@@ -270,11 +270,9 @@ def command_for(config: PPOConfig) -> str:
         value = getattr(config, name)
         if name in ("env", "preset", "resume", "columns") or value == spec.default or value == {}:
             continue
+        flag = name.replace("_", "-")
         if isinstance(value, bool):
-            parts.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-            continue
-        text = ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
-        if isinstance(value, dict):
-            text = ",".join(f"{key}={'+'.join(part) if name == 'policies' else part}" for key, part in value.items())
-        parts.append(f"--{name.replace('_', '-')} {text}")
+            parts.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            parts.append(f"--{flag} {as_text(value)}")
     return " ".join(parts)

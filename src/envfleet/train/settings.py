@@ -1,10 +1,9 @@
-"""Settings by name: aliases, text to values, YAML files, and the schema, all read off the fields of `PPOConfig`."""
+"""Settings as text: values of flags and YAML files, and the schema, all read off the fields of `PPOConfig`."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
-import difflib
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -12,62 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.errors import BackendMissing, BadArgument
-from envfleet.train.config import PPOConfig
+from envfleet.train.config import FIELDS, SECTIONS, PPOConfig, default_of, field_name
 
-ALIASES = {
-    "env_name": "env",
-    "env_id": "env",
-    "name": "env",
-    "n_envs": "num_envs",
-    "num_parallel_workers": "num_envs",
-    "num_parallel_envs": "num_envs",
-    "kwargs": "env_kwargs",
-    "parallel_start_method": "start_method",
-    "total_timesteps": "total_steps",
-    "lr": "learning_rate",
-    "n_steps": "num_steps",
-    "n_epochs": "num_epochs",
-    "update_epochs": "num_epochs",
-    "clip_coef": "clip",
-    "clip_range": "clip",
-    "ent_coef": "entropy",
-    "entropy_coef": "entropy",
-    "vf_coef": "value_coef",
-    "lam": "gae_lambda",
-    "checkpoint_dir": "out",
-    "hidden_size": "state_size",
-    "agent_arch": "arch",
-}
-SECTIONS = ("env", "train")
-FIELDS: dict[str, dataclasses.Field[Any]] = {spec.name: spec for spec in dataclasses.fields(PPOConfig)}
 _TYPES = typing.get_type_hints(PPOConfig)
-
-
-def field_name(name: str) -> str:
-    """Return the field a name stands for: `env.num_envs`, `n-envs`, an alias or the name itself.
-
-    Example:
-        >>> field_name("env.num_parallel_workers"), field_name("ent-coef")
-        ('num_envs', 'entropy')
-        >>> field_name("train.learning_rat")
-        Traceback (most recent call last):
-        ...
-        envfleet.errors.BadArgument: there is no setting 'train.learning_rat'. Did you mean learning_rate? Settings of train: ...
-    """
-    section, _, bare = name.rpartition(".")
-    if section and section not in SECTIONS:
-        raise BadArgument(f"there is no section {section!r} in {name!r}; the sections are env and train")
-    bare = bare.replace("-", "_")
-    found = ALIASES.get(bare, bare)
-    if found in FIELDS and (not section or FIELDS[found].metadata["section"] == section):
-        return found
-    known = [key for key, spec in FIELDS.items() if not section or spec.metadata["section"] == section]
-    close = difflib.get_close_matches(bare, [*known, *ALIASES], n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    if found in FIELDS:
-        hint = f" It belongs to the section {FIELDS[found].metadata['section']}."
-    where = f"Settings of {section}" if section else "Settings"
-    raise BadArgument(f"there is no setting {name!r}.{hint} {where}: {', '.join(sorted(known))}")
 
 
 def parse(name: str, value: Any) -> Any:
@@ -84,11 +30,36 @@ def parse(name: str, value: Any) -> Any:
         raise BadArgument(f"{name} cannot be empty")
     for kind in kinds:
         try:
-            return _CONVERT[kind](value)
+            return _KINDS[kind][0](value)
         except (ValueError, TypeError):
             continue  # not of this kind; the next one may fit
-    wanted = " or ".join(_WORDS[kind] for kind in kinds)
+    wanted = " or ".join(_KINDS[kind][1] for kind in kinds)
     raise BadArgument(f"{name}={value!r}: {wanted} is needed")
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Read "env.num_envs=6" as a setting and its value."""
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise BadArgument(f"--set {text}: NAME=VALUE is needed, like --set env.num_envs=6")
+    name = field_name(key.strip())
+    return name, parse(name, value.strip())
+
+
+def as_text(value: Any) -> str:
+    """Write a value as `parse` reads it.
+
+    Example:
+        >>> as_text((64, 64)), as_text(None), as_text({"red": ["red_0", "red_1"], "size": 4})
+        ('64,64', 'none', 'red=red_0+red_1,size=4')
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{k}={'+'.join(v) if isinstance(v, list) else v}" for k, v in value.items())
+    return str(value)
 
 
 def kinds_of(name: str) -> tuple[list[Any], bool]:
@@ -99,26 +70,34 @@ def kinds_of(name: str) -> tuple[list[Any], bool]:
     return [str if kind is Any else kind for kind in kinds], type(None) in parts
 
 
+# What cannot be read as the type raises ValueError or TypeError.
+
+
 def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    return words[str(value).lower()] if str(value).lower() in words else _refuse(value)
+    word = str(value).lower()
+    if word not in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+        raise ValueError(value)
+    return word in ("true", "yes", "on", "1")
 
 
 def _int(value: Any) -> int:
-    if isinstance(value, bool):
-        return int(_refuse(value))
-    number = float(value) if isinstance(value, str) and ("e" in value.lower() or "_" in value) else value
-    return int(number) if float(number) == int(number) else int(_refuse(value))
+    if isinstance(value, str):
+        value = float(value) if "e" in value.lower() else int(value)  # "1e5"; int reads "100_000"
+    if isinstance(value, bool) or int(value) != value:
+        raise ValueError(value)
+    return int(value)
 
 
 def _float(value: Any) -> float:
-    return float(_refuse(value)) if isinstance(value, bool) else float(value)
+    if isinstance(value, bool):
+        raise ValueError(value)
+    return float(value)
 
 
 def _str(value: Any) -> str:
-    return value if isinstance(value, str) else str(_refuse(value))
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
 
 
 def _ints(value: Any) -> tuple[int, ...]:
@@ -131,7 +110,7 @@ def _mapping(value: Any) -> dict[str, Any]:
         return {str(key): part for key, part in value.items()}
     pairs = [part.partition("=") for part in str(value).split(",") if part]
     if any(not sign for _, sign, _ in pairs):
-        _refuse(value)
+        raise ValueError(value)
     return {key.strip(): _literal(text.strip()) for key, _, text in pairs}
 
 
@@ -142,17 +121,14 @@ def _literal(text: str) -> Any:
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
-def _refuse(value: Any) -> Any:
-    raise ValueError(value)
-
-
-_CONVERT: dict[Any, Callable[[Any], Any]] = {
-    bool: _bool, int: _int, float: _float, str: _str, tuple: _ints, dict: _mapping,
-}  # fmt: skip
-_WORDS = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "numbers like 64,64",
-    dict: "pairs like name=value,other=2",
-}  # fmt: skip
+_KINDS: dict[Any, tuple[Callable[[Any], Any], str]] = {
+    bool: (_bool, "true or false"),
+    int: (_int, "a whole number"),
+    float: (_float, "a number"),
+    str: (_str, "a text"),
+    tuple: (_ints, "numbers like 64,64"),
+    dict: (_mapping, "pairs like name=value,other=2"),
+}
 
 
 def settings_from_yaml(path: str | Path) -> dict[str, Any]:
@@ -186,16 +162,7 @@ def schema() -> str:
     for section in SECTIONS:
         lines.append(f"{section}:")
         for spec in FIELDS.values():
-            if spec.metadata["section"] != section or spec.metadata.get("cli") is False:
-                continue
-            default = spec.default if spec.default is not dataclasses.MISSING else {}
-            shown = list(default) if isinstance(default, tuple) else default
-            text = json_like(shown)
-            lines.append(f"  {spec.name}: {text}  # {spec.metadata['help']}")
+            if spec.metadata["section"] == section and spec.metadata.get("cli") is not False:
+                # JSON is YAML too.
+                lines.append(f"  {spec.name}: {json.dumps(default_of(spec))}  # {spec.metadata['help']}")
     return "\n".join(lines) + "\n"
-
-
-def json_like(value: Any) -> str:
-    """Write a default as YAML does."""
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)

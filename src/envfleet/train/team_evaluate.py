@@ -15,7 +15,7 @@ from envfleet.multiagent.policy_map import assign_policies, part_of
 from envfleet.networks.team import TeamPolicy, mask_of
 from envfleet.rollout.policy_protocol import Ask
 from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP
-from envfleet.train.agent import Build
+from envfleet.slots.factories import resolve
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation
 from envfleet.train.team_learner import player_from, state_space_of
@@ -75,7 +75,7 @@ class TeamEvaluator:
         self.config, self.seed = config, config.seed if seed is None else seed
         kwargs = {**config.env_kwargs, **({"render_mode": "rgb_array"} if render else {})}
         self._fleet = ef.make(
-            Build(env, kwargs),
+            resolve(env, kwargs),
             1,
             backend="serial",
             columns=config.columns or None,

@@ -7,6 +7,7 @@ import time
 from typing import Any, Protocol, TextIO
 
 from envfleet.errors import BackendMissing
+from envfleet.util.text import number
 
 
 class View(Protocol):
@@ -55,8 +56,8 @@ class Lines:
 
     def _print(self, s: dict[str, Any]) -> None:
         print(
-            f"step {s['step']:,}/{s['total_steps']:,}  return {_short(s.get('return'))}  "
-            f"length {_short(s.get('length'))}  episodes {s.get('n_completed_episodes', 0)}  {s['sps']:,.0f} steps/s",
+            f"step {s['step']:,}/{s['total_steps']:,}  return {number(s.get('return'), 4)}  "
+            f"length {number(s.get('length'), 4)}  episodes {s.get('n_completed_episodes', 0)}  {s['sps']:,.0f} steps/s",
             file=self._out,
             flush=True,
         )
@@ -105,13 +106,13 @@ def table(s: dict[str, Any]) -> Any:
     eta = left / s["sps"] if s["sps"] else 0.0
     cells = [
         ("steps", f"{s['step']:,} / {s['total_steps']:,}"), ("ETA", f"{int(eta // 60)}:{int(eta % 60):02d}"),
-        ("return (mean 100)", _short(s.get("return"))), ("length (mean 100)", _short(s.get("length"))),
+        ("return (mean 100)", number(s.get("return"), 4)), ("length (mean 100)", number(s.get("length"), 4)),
         ("n_completed_episodes", f"{s.get('n_completed_episodes', 0):,}"), ("n_envs", str(s.get("n_envs", 1))),
         ("steps/s", f"{s['sps']:,.0f}"),
         ("collect / learn", f"{s.get('collect_share', 0):.0%} / {1 - s.get('collect_share', 0):.0%}"),
         ("fleet", str(s.get("plan", ""))), ("faults", str(s.get("num_faults", 0))),
-        ("policy / value loss", f"{_short(s.get('policy_loss'))} / {_short(s.get('value_loss'))}"),
-        ("entropy / KL", f"{_short(s.get('entropy'))} / {_short(s.get('approx_kl'))}"),
+        ("policy / value loss", f"{number(s.get('policy_loss'), 4)} / {number(s.get('value_loss'), 4)}"),
+        ("entropy / KL", f"{number(s.get('entropy'), 4)} / {number(s.get('approx_kl'), 4)}"),
     ]  # fmt: skip
     for (name, value), (other, more) in zip(cells[::2], cells[1::2]):
         grid.add_row(f"[dim]{name}", value, f"[dim]{other}", more)
@@ -124,9 +125,3 @@ def choose_view(quiet: bool = False) -> View:
     if quiet:
         return Silent()
     return Live() if sys.stdout.isatty() else Lines()
-
-
-def _short(value: Any) -> str:
-    if not isinstance(value, (int, float)):
-        return "–"
-    return f"{value:.4g}"

@@ -17,8 +17,9 @@ from envfleet.errors import BadArgument, FleetError
 from envfleet.networks.network_policy import NotFinite, Policy
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.segment import Segment
+from envfleet.slots.factories import resolve
 from envfleet.train import solo
-from envfleet.train.agent import Build, build_net, choose_device, env_list, normaliser_for
+from envfleet.train.agent import build_net, choose_device, env_list, normaliser_for
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.normalise import RewardNormaliser
@@ -32,6 +33,7 @@ from envfleet.train.train_errors import TrainingStopped
 from envfleet.train.update import Learner
 from envfleet.util.files import WriteFailed
 from envfleet.util.seeding import stream
+from envfleet.util.text import Hint
 
 
 class PPOTrainer:
@@ -85,17 +87,13 @@ class PPOTrainer:
         backend = config.backend
         if config.start_method is not None and backend == "auto":
             backend = "shm"
-        env: Any = self.envs[0]
-        if len(self.envs) > 1 or not isinstance(env, str):
-            # Callables and mixtures become one factory per slot; the slots take the environments in turn.
-            env = [Build(self.envs[slot % len(self.envs)], config.env_kwargs) for slot in range(config.num_envs)]
+        # The slots take the environments in turn.
+        factories = [resolve(env, config.env_kwargs) for env in self.envs]
         return ef.make(
-            env,
-            config.num_envs if isinstance(env, str) else None,
+            [factories[slot % len(factories)] for slot in range(config.num_envs)],
             backend=backend,
             num_workers=config.num_workers,
             start_method=config.start_method,
-            env_kwargs=config.env_kwargs or None if isinstance(env, str) else None,
             on_fault=config.on_fault,
             columns=config.columns or None,
             with_state=config.centralised_critic,
@@ -348,7 +346,7 @@ class PPOTrainer:
         elif saved is not None:
             note = f"what was learned before is saved in {saved}: --resume goes on from there"
         if note is not None:
-            explained.add_note(note)
+            explained.add_note(Hint(note))
         return explained
 
     def _finish(self) -> TrainResult:

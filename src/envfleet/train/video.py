@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BackendMissing, FaultError, FleetError
+from envfleet.slots.factories import resolve
 from envfleet.util.trees import Tree, tree_map
 
 
@@ -68,17 +69,11 @@ def write_video(path: str | Path, frames: Sequence[NDArray[np.uint8]], fps: int 
 
 def fleet_for_video(env: Any, env_kwargs: dict[str, Any]) -> Fleet:
     """One environment that renders pictures, as a fleet: tasks and seeds reach it the way they do in training."""
-    import gymnasium as gym
-
     from envfleet.core.construct import make
 
-    kwargs = {**env_kwargs, "render_mode": "rgb_array"}
-
-    def build() -> Any:
-        return gym.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
-
     try:
-        return make(build, 1, backend="serial", on_end="wait")
+        factory = resolve(env, {**env_kwargs, "render_mode": "rgb_array"})
+        return make(factory, 1, backend="serial", on_end="wait")
     except FaultError as error:
         raise VideoError(f"the environment cannot be made with render_mode='rgb_array': {error.fault.cause}") from error
 

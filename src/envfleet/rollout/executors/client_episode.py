@@ -23,6 +23,7 @@ from envfleet.rollout.executors.shared_policies import BatchedPolicy
 from envfleet.rollout.executors.thread_calls import Handover
 from envfleet.rollout.executors.throttle import Throttle
 from envfleet.rollout.rollout_errors import AgentFailed, ClientFailed, RolloutFailed
+from envfleet.util.backoff import backoff_s
 
 OnError = Literal["raise", "skip", "retry"]
 
@@ -56,8 +57,8 @@ class Rules:
 
     def pause_s(self, attempt: int, draw: float) -> float:
         """Seconds before attempt + 1: doubling, with `draw` in [0, 1) spreading it by ± jitter."""
-        pause = min(self.max_backoff_s, self.backoff_s * 2.0 ** (attempt - 1))
-        return float(pause * (1.0 + self.jitter * (2.0 * draw - 1.0)))
+        pause = backoff_s(attempt, self.backoff_s, self.max_backoff_s)
+        return pause * (1.0 + self.jitter * (2.0 * draw - 1.0))
 
 
 @dataclass

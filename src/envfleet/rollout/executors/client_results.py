@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envfleet.util.text import short
+
 
 class StepResult(NamedTuple):
     """One step in canonical form; a reset has reward 0 and no flags."""
@@ -55,7 +57,7 @@ def parse_step(raw: Any) -> StepResult:
     if hasattr(raw, "observation") or _is_json_result(raw) or hasattr(raw, "done"):
         return _from_openenv(raw)
     raise NotAResult(
-        f"step() returned {_short(raw)}; expected (obs, reward, terminated, truncated, info), "
+        f"step() returned {short(raw, 200)}; expected (obs, reward, terminated, truncated, info), "
         "(obs, reward, done, info) or an object with .observation, .reward and .done"
     )
 
@@ -99,10 +101,5 @@ def _number(reward: Any) -> float:
         return float(reward)
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise NotAResult(f"the reward is {_short(reward)}, not a number")
+        raise NotAResult(f"the reward is {short(reward, 200)}, not a number")
     return float(array.reshape(())[()])
-
-
-def _short(value: Any, most: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[:most] + "…"

@@ -28,8 +28,6 @@ EXCEPTIONS = {
     ("autotune.probing", "core"),
     ("core.construct", "adapters"),
     ("core.construct", "remote"),
-    ("envs.connect4", "remote"),
-    ("envs.echo", "remote"),
     ("slots.compiled_core", "multiagent"),
     ("slots.factories", "multiagent"),
     ("slots.slot_life", "multiagent"),

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         draw(np.array(returns), np.array(lengths), plot, str(args.directory))
     if args.json:
         found = {"run": read_run(args.directory), "columns": shapes, **dataclasses.asdict(stats), "plot": plot}
-        print(json.dumps(to_jsonable(_without_nan(found)), indent=1))
+        print(json.dumps(to_jsonable(found, unknown=str, nan=False), indent=1))
         return 0
     told = ", ".join(f"{name} {value}" for name, value in read_run(args.directory).items() if value is not None)
     print(f"{args.directory}" + (f" ({told})" if told else ""))
@@ -98,12 +98,3 @@ def draw(returns: npt.NDArray[Any], lengths: npt.NDArray[Any], path: Path, title
     long.set(xlabel="length (steps)", ylabel="episodes")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: what is not known is null."""
-    if isinstance(value, dict):
-        return {str(key): _without_nan(item) for key, item in value.items()}
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not np.isfinite(value) else value

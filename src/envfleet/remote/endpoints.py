@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing, FaultError
-from envfleet.remote.json_depth import TooDeep, check_depth
+from envfleet.remote.message_json import TooDeep, load_bytes
 from envfleet.remote.request_gate import refused_body
 from envfleet.remote.session import reset_arguments, result_data
 from envfleet.remote.space_members import BadAction
@@ -144,8 +144,7 @@ class _Endpoints:
         finally:
             self._reading -= 1
         try:
-            body = json.loads(raw) if raw else {}
-            check_depth(body, raw.count(b"[") + raw.count(b"{"))
+            body = load_bytes(raw) if raw else {}
         except (ValueError, RecursionError) as error:
             raise BadAction(str(error) if isinstance(error, TooDeep) else "the body is not JSON") from None
         if not isinstance(body, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 import urllib.error
 import urllib.request
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BadArgument
-from envfleet.remote.json_depth import check_depth
+from envfleet.remote.message_json import load_bytes
 from envfleet.remote.remote_errors import ConnectFailed, Unauthorized
 from envfleet.remote.wire import Endpoint
 
@@ -44,9 +43,7 @@ def get_json(endpoint: Endpoint, path: str, config: ClientConfig) -> Any:
     if len(body) > config.max_message_bytes:
         raise ConnectFailed(endpoint.public, f"{path} is over {config.max_message_bytes} bytes")
     try:
-        document = json.loads(body)
-        check_depth(document, body.count(b"[") + body.count(b"{"))
-        return document
+        return load_bytes(body)
     except (ValueError, RecursionError):
         raise ConnectFailed(endpoint.public, f"{path} is not JSON, or nested too deep") from None
 

@@ -15,9 +15,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import numpy as np
 
 from envfleet.errors import BadArgument
-from envfleet.remote import quickjson
+from envfleet.remote import message_json
 from envfleet.remote.exact_protocol import BadFrame, NoWireForm
-from envfleet.remote.json_depth import check_depth
 from envfleet.remote.result import Fields, StepResult
 from envfleet.remote.space_codec import jsonable
 
@@ -69,7 +68,7 @@ class Endpoint:
         return self.public + path
 
 
-_answer_text = quickjson.encoder(jsonable)
+_answer_text = message_json.writer(jsonable)
 
 
 def _strict(value: Any) -> Any:
@@ -85,7 +84,7 @@ def _strict(value: Any) -> Any:
     raise NoWireForm(f"a {type(value).__name__} has no JSON form, so this server cannot be sent it")
 
 
-_request_text = quickjson.encoder(_strict)
+_request_text = message_json.writer(_strict)
 
 
 def encode(kind: str, data: Any = None) -> str:
@@ -115,8 +114,7 @@ def decode(frame: str | bytes) -> tuple[str, Any]:
     """The type and the data of a frame; raises BadFrame."""
     try:
         text = frame if isinstance(frame, str) else bytes(frame).decode()  # some WebSocket clients send JSON as bytes
-        message = quickjson.loads(text)
-        check_depth(message, text.count("[") + text.count("{"))
+        message = message_json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"not a frame: {str(error)[:200]}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

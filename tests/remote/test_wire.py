@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envfleet.errors import BadArgument
-from envfleet.remote import exact_protocol, message_json, remote_errors, space_codec
+from envfleet.remote import BadFrame, Endpoint, exact_protocol, message_json, remote_errors, space_codec
 from envfleet.remote.message_json import MAX_DEPTH
 from envfleet.remote.result import action_payload
-from envfleet.remote.wire import BadFrame, Endpoint, decode, encode, encode_request, parse_result
+from envfleet.remote.wire import decode, encode, encode_request, parse_result
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted; 0 after a clean stop."""
-    from envfleet.remote.named import environment_factory
-    from envfleet.remote.server import Server
+    from envfleet.remote.server import Server, environment_factory
 
     server = Server(
         environment_factory(args.env, args.env_kwargs)[0] if args.env_kwargs else args.env,

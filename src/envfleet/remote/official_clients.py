@@ -1,4 +1,4 @@
-"""Whatever somebody calls a client: addresses, our clients, and objects of the official packages."""
+"""A client from what users pass: addresses, our clients, objects of the official packages."""
 
 from __future__ import annotations
 

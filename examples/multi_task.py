@@ -5,8 +5,9 @@ Clients with different observations and actions run in one call; each has its ow
 
 import random
 
-from envfleet.envs.connect4 import Connect4Action, Connect4Client
-from envfleet.envs.echo import EchoAction, EchoClient
+from envfleet.envs.connect4 import Connect4Action
+from envfleet.envs.echo import EchoAction
+from envfleet.remote import Connect4Client, EchoClient
 from envfleet.rollout import ParallelRolloutCollector
 
 

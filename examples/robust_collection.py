@@ -6,7 +6,7 @@ requests are limited per server. What still fails is returned with its error and
 
 import random
 
-from envfleet.envs.echo import EchoClient
+from envfleet.remote import EchoClient
 from envfleet.rollout import ParallelEnvironmentExecutor
 
 

@@ -125,8 +125,8 @@ def test_an_outage_is_told_once():
     table = CapacityTable(clock=lambda: 0.0)
     urls = ("http://a:1", "http://b:1")
     tickets = [table.enter(urls, lambda: None) for _ in range(2)]
-    assert table.is_news(urls) and not table.is_news(urls)
-    assert not table.is_news(urls[:1])
+    assert table.is_new_outage(urls) and not table.is_new_outage(urls)
+    assert not table.is_new_outage(urls[:1])
     table.choose(tickets[0])
     table.opened(tickets[0])
-    assert table.is_news(urls), "one came back in between"
+    assert table.is_new_outage(urls), "one came back in between"

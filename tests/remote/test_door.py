@@ -17,7 +17,7 @@ from envfleet.errors import BadArgument
 from envfleet.remote import CapacityReached, CapacityTable, ConnectFailed, HttpEnvClient, Server, SessionLost
 from envfleet.remote.idle_sessions import IdleLimits, Sessions
 from envfleet.remote.request_gate import Gate, refused_body
-from envfleet.remote.uvicorn_timeouts import Patience
+from envfleet.remote.uvicorn_protocols import Patience
 
 OURS = ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "10.0.0.5", "10.0.0.5:77", "lab.example"]
 FOREIGN = [

@@ -7,7 +7,6 @@ from gymnasium.utils.env_checker import check_env
 from envfleet.envs.connect4 import (
     Connect4,
     Connect4Action,
-    Connect4Client,
     drop,
     evaluate,
     legal_columns,
@@ -15,8 +14,9 @@ from envfleet.envs.connect4 import (
     wins,
 )
 from envfleet.envs.connect4_levels import LEVELS, level_tasks, make_level
-from envfleet.envs.echo import AsyncEcho, Echo, EchoAction, EchoClient
+from envfleet.envs.echo import AsyncEcho, Echo, EchoAction
 from envfleet.errors import BadArgument, ResetNeeded
+from envfleet.remote import Connect4Client, EchoClient
 
 
 @pytest.mark.parametrize(

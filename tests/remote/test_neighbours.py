@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from envfleet.remote import CapacityTable, EnvError, HttpEnvClient, Server, exact_protocol
 from envfleet.remote.frames import TEXT, client_frame
-from envfleet.remote.json_depth import MAX_DEPTH
+from envfleet.remote.message_json import MAX_DEPTH
 
 
 def nested(levels, kind="object"):

@@ -2,9 +2,8 @@ import pytest
 from ours import OurServer
 from servers import run_official
 
-from envfleet.envs.echo import EchoClient
 from envfleet.errors import BadArgument
-from envfleet.remote import AsyncEnvClient, HttpEnvClient, as_client
+from envfleet.remote import AsyncEnvClient, EchoClient, HttpEnvClient, as_client
 
 
 def test_official_clients_against_ours_and_behind_our_guard(official):

@@ -4,10 +4,8 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 import envfleet as ef
-from envfleet.envs.connect4 import Connect4Client
-from envfleet.envs.echo import EchoClient
 from envfleet.errors import BadArgument
-from envfleet.remote import OpenEnvGymnasiumWrapper, Server, SessionLost, space_views
+from envfleet.remote import Connect4Client, EchoClient, OpenEnvGymnasiumWrapper, Server, SessionLost, space_views
 from envfleet.remote.space_views import text_of
 from envfleet.testing import ChaosProxy
 

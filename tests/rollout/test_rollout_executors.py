@@ -314,7 +314,7 @@ def test_seeds_tasks_and_reset_arguments_reach_the_client():
 
 
 def test_openenv_clients_of_ours_tell_truncation_in_their_metadata():
-    from envfleet.envs.echo import EchoClient
+    from envfleet.remote import EchoClient
     from envfleet.rollout.executors.client_results import parse_step
 
     with ParallelEnvironmentExecutor() as executor:

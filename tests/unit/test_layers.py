@@ -25,8 +25,6 @@ LAYERS = (
 )
 #: Imports against the rule that are still to be mended. One that is gone must be deleted here.
 EXCEPTIONS = {
-    ("envs.connect4", "remote"),
-    ("envs.echo", "remote"),
     ("slots.factories", "multiagent"),
 }
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.remote.local_client import LocalEnvClient
 
 ROWS, COLUMNS = 6, 7
 Board = npt.NDArray[np.int8]  # [row from the top, column]: 1 the agent's, -1 the opponent's, 0 empty
@@ -235,20 +234,6 @@ def _depth(opponent: Any) -> int:
 
 @dataclass(frozen=True)
 class Connect4Action:
-    """What Connect4Client takes, beside a mapping or a bare integer."""
+    """The action of `envfleet.remote.Connect4Client`, which also takes a mapping or an integer."""
 
     column: int
-
-
-class Connect4Client(LocalEnvClient):
-    """Connect4 with the interface of an OpenEnv client, in this process.
-
-    Example:
-        >>> client = Connect4Client(opponent="random")
-        >>> _ = client.reset(seed=1)
-        >>> client.step(Connect4Action(3)).observation.legal_actions
-        [0, 1, 2, 3, 4, 5, 6]
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(Connect4(**kwargs))

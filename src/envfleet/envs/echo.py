@@ -12,7 +12,6 @@ import gymnasium
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.remote.local_client import LocalEnvClient
 
 _CHARSET = string.ascii_letters + string.digits + string.punctuation + " "
 
@@ -98,21 +97,6 @@ class AsyncEcho(Echo):
 
 @dataclass(frozen=True)
 class EchoAction:
-    """What EchoClient takes, beside a mapping or a bare string."""
+    """The action of `envfleet.remote.EchoClient`, which also takes a mapping or a string."""
 
     message: str
-
-
-class EchoClient(LocalEnvClient):
-    """Echo with the interface of an OpenEnv client, in this process.
-
-    Example:
-        >>> client = EchoClient(horizon=3)
-        >>> _ = client.reset()
-        >>> result = client.step(EchoAction("hello"))
-        >>> result.observation.echoed, result.reward, result.done
-        ('hello', 0.5, False)
-    """
-
-    def __init__(self, horizon: int = 10, latency_s: float = 0.0, max_length: int = 256) -> None:
-        super().__init__(Echo(horizon, latency_s, max_length))

@@ -81,40 +81,40 @@ class App:
             await _turn_away(scope, send, *turned_away)
             return
         protocol = next((name for name in exact_protocol.SUBPROTOCOLS if name in scope.get("subprotocols", ())), None)
-        seat = self.host.take()
-        if seat is None:
-            seat = await self._seat_of_idle()
+        slot = self.host.take()
+        if slot is None:
+            slot = await self._slot_of_idle()
         try:
             await send({"type": "websocket.accept", "subprotocol": protocol})
-            if seat is None:
+            if slot is None:
                 await self._refuse(send)
                 return
-            await self._serve(Session(self.host, seat, protocol), receive, send)
+            await self._serve(Session(self.host, slot, protocol), receive, send)
         except (OSError, RuntimeError, asyncio.CancelledError):
             pass  # the client has gone (uvicorn says so with either of the first), or the server is closing
         finally:
-            if seat is not None:
-                # Not awaited by the connection: the seat is free when its running step is over, not before.
-                self.release(seat)
+            if slot is not None:
+                # Not awaited by the connection: the slot is free when its running step is over, not before.
+                self.release(slot)
 
-    def release(self, seat: int) -> None:
-        """Give a seat back as soon as its running step is over."""
-        task = asyncio.ensure_future(self.host.release(seat))
+    def release(self, slot: int) -> None:
+        """Give a slot back as soon as its running step is over."""
+        task = asyncio.ensure_future(self.host.release(slot))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def _seat_of_idle(self) -> int | None:
-        """A seat taken from a client that says nothing, for one that has come; None when all are in use."""
+    async def _slot_of_idle(self) -> int | None:
+        """A slot taken from a client that says nothing, for one that has come; None when all are in use."""
         idle = self.sessions.make_room()
         if idle is None:
             return None
         try:
             async with asyncio.timeout(HANDOVER_WAIT_S):
                 await idle.gone.wait()
-                while (seat := self.host.take()) is None and self._leaving:
+                while (slot := self.host.take()) is None and self._leaving:
                     await asyncio.wait(self._leaving, return_when=asyncio.FIRST_COMPLETED)
-                return seat
+                return slot
         except TimeoutError:
             return None  # its environment takes long to close: who asks again finds it free
 
@@ -151,7 +151,7 @@ class App:
                 await send({"type": "websocket.close", "code": 1000})
         finally:
             self.sessions.leave(live)
-            asyncio.get_running_loop().call_soon(live.gone.set)  # once its seat is being released
+            asyncio.get_running_loop().call_soon(live.gone.set)  # once its slot is being released
 
 
 async def _turn_away(scope: Scope, send: Send, status: int, why: str) -> None:

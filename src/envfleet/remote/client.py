@@ -9,14 +9,13 @@ from typing import Any
 
 from envfleet.errors import FleetError, ResetNeeded
 from envfleet.remote import exact_protocol, remote_errors, wire
+from envfleet.remote.address import endpoints_of, get_json
 from envfleet.remote.answer_check import Witness
-from envfleet.remote.client_config import ClientConfig, ClientStats, endpoints_of
+from envfleet.remote.client_config import ClientConfig, ClientStats
 from envfleet.remote.connecting import Opener
 from envfleet.remote.exact_protocol import BadFrame, Message
 from envfleet.remote.result import Fields, StepResult, action_payload
 from envfleet.remote.session_queue import shared_table
-
-__all__ = ["AsyncEnvClient", "ClientConfig", "ClientStats", "endpoints_of"]
 
 
 class AsyncEnvClient:
@@ -145,8 +144,6 @@ class AsyncEnvClient:
 
     async def schema(self) -> Any:
         """The server's `/schema`: JSON schemas of actions, observations and state."""
-        from envfleet.remote.http import get_json
-
         endpoint = self._endpoints[self._url]
         return await asyncio.to_thread(get_json, endpoint, "/schema", self.config)
 
@@ -170,7 +167,7 @@ class AsyncEnvClient:
         """A bare value needs its field's name: the one property of the server's action schema."""
         if isinstance(action, Mapping) or hasattr(action, "model_dump") or hasattr(action, "__dataclass_fields__"):
             return "action"  # it brings its own names
-        from envfleet.remote.http import only_field
+        from envfleet.remote.space_views import only_field
 
         self._action_name = only_field(await self.schema())
         return self._action_name
@@ -308,7 +305,7 @@ class AsyncEnvClient:
     def _unsolicited(self, message: Message) -> remote_errors.RemoteError:
         """A server that ends a session on its own (idle, shutting down) says why before it closes."""
         if message.kind != "error":
-            return self._broken(remote_errors.ProtocolBroken, "a frame nobody asked for")
+            return self._broken(remote_errors.ProtocolBroken, "a frame without a request")
         failure = remote_errors.from_frame(message.data, self._url)
         if isinstance(failure, remote_errors.CapacityReached):
             self._drop()

@@ -1,4 +1,4 @@
-"""What a client can be told, and what it counts."""
+"""The options of a client, and what it counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from envfleet.errors import BadArgument
-from envfleet.remote import wire
 from envfleet.remote.session_queue import CapacityTable
 
 
@@ -66,8 +65,7 @@ class ClientConfig:
 class ClientStats:
     """What a client has seen: counts, and the seconds it spent waiting for capacity and for answers.
 
-    `dropped` counts answers that came to nobody's question any more, `checks` the questions asked to find such answers
-    out, `renewed` the sessions that had ended, or had said something unasked, and were replaced at a reset.
+    `dropped` counts answers to no open request, `checks` the requests made to find such answers, `renewed` the sessions that had ended, or had said something unasked, and were replaced at a reset.
     """
 
     steps: int = 0
@@ -80,16 +78,3 @@ class ClientStats:
     renewed: int = 0
     waited_s: float = 0.0
     answered_s: float = 0.0
-
-
-def endpoints_of(url: Any, config: ClientConfig) -> dict[str, wire.Endpoint]:
-    """The servers of a URL, a list of them, or a mapping with `env_url`."""
-    if isinstance(url, Mapping):
-        if "env_url" not in url:
-            raise BadArgument("a client's mapping needs the key 'env_url'")
-        url = url["env_url"]
-    urls = [url] if isinstance(url, str) else list(url)
-    if not urls:
-        raise BadArgument("a client needs at least one server address")
-    parsed = [wire.Endpoint.parse(each, config.headers, config.token) for each in urls]
-    return {endpoint.public: endpoint for endpoint in parsed}

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from envfleet.remote import remote_errors
+from envfleet.remote.address import Endpoint
 from envfleet.remote.client_config import ClientConfig, ClientStats
 from envfleet.remote.exact_protocol import BadFrame, Message
 from envfleet.remote.session_queue import CapacityTable, Ticket
-from envfleet.remote.wire import Endpoint
 
 _log = logging.getLogger("envfleet.remote")
 
@@ -51,7 +51,7 @@ class Opener:
                 try:
                     await asyncio.wait_for(woken.wait(), choice)
                 except TimeoutError:
-                    pass  # nobody called: look at the table again
+                    pass  # not woken: look at the table again
         finally:
             self._table.leave(ticket)
             self._stats.waited_s += time.monotonic() - started
@@ -62,7 +62,7 @@ class Opener:
         if down and waited >= self._config.down_timeout_s:
             reasons = "; ".join(ticket.failures.get(url, "down") for url in ticket.urls)
             raise remote_errors.ConnectFailed(", ".join(ticket.urls), reasons)
-        if down and self._table.is_news(ticket.urls):
+        if down and self._table.is_new_outage(ticket.urls):
             wait_s = self._config.down_timeout_s
             _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(ticket.urls), wait_s)
         if not down and waited >= self._config.capacity_timeout_s:

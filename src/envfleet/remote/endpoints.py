@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing, FaultError
-from envfleet.remote.json_depth import TooDeep, check_depth
+from envfleet.remote.message_json import TooDeep, load_bytes
 from envfleet.remote.request_gate import refused_body
 from envfleet.remote.session import reset_arguments, result_data
 from envfleet.remote.space_members import BadAction
@@ -109,15 +109,15 @@ class _Endpoints:
                 raise BadAction(f"the body needs {needs!r}")
             action = self._host.dialect.action(body[needs]) if needs is not None else None
             seed, _, options = reset_arguments({} if needs is not None else body)
-            seat = self._host.take()
-            if seat is None:
+            slot = self._host.take()
+            if slot is None:
                 raise _Refused(503, {"code": "CAPACITY_REACHED", "detail": "every session is taken"})
             try:
-                row = await self._host.reset(seat, seed, options, fresh=True)
+                row = await self._host.reset(slot, seed, options, fresh=True)
                 if needs is not None:
-                    row = await self._host.step(seat, action)
+                    row = await self._host.step(slot, action)
             finally:
-                self._app.release(seat)
+                self._app.release(slot)
             reward = row.reward if needs is not None else None
             return AsciiResponse({"metadata": None, **result_data(self._host.dialect, row, reward)})
         except _Refused as refused:
@@ -125,7 +125,7 @@ class _Endpoints:
         except BadAction as error:
             return AsciiResponse({"detail": [{"type": "value_error", "msg": str(error)}]}, 422)
         except ClientDisconnect:
-            return AsciiResponse({"detail": "the request was cut short"}, 400)  # nobody reads it
+            return AsciiResponse({"detail": "the request was cut short"}, 400)  # the client is gone: not read
         except FaultError as error:
             return AsciiResponse({"detail": error.fault.cause}, 500)
         except (ValueError, RecursionError, OverflowError) as error:
@@ -144,8 +144,7 @@ class _Endpoints:
         finally:
             self._reading -= 1
         try:
-            body = json.loads(raw) if raw else {}
-            check_depth(body, raw.count(b"[") + raw.count(b"{"))
+            body = load_bytes(raw) if raw else {}
         except (ValueError, RecursionError) as error:
             raise BadAction(str(error) if isinstance(error, TooDeep) else "the body is not JSON") from None
         if not isinstance(body, dict):

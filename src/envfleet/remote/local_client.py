@@ -7,13 +7,15 @@ from typing import Any
 
 import gymnasium
 
+from envfleet.envs.connect4 import Connect4
+from envfleet.envs.echo import Echo
 from envfleet.errors import ResetNeeded
 from envfleet.remote.result import Fields, StepResult, action_payload
 from envfleet.remote.space_codec import Dialect, to_lists
 
 
 class LocalEnvClient:
-    """An OpenEnv-style client whose environment lives right here: `reset`, `step`, `state`, `close`.
+    """An OpenEnv-style client whose environment is in this process: `reset`, `step`, `state`, `close`.
 
     The keyword arguments of `reset` other than `seed` and `episode_id` become Gymnasium's reset options, as
     they do behind a server of ours, so code written against one runs against the other.
@@ -22,7 +24,6 @@ class LocalEnvClient:
         env: a Gymnasium environment, or a function that makes one.
 
     Example:
-        >>> from envfleet.envs.echo import Echo
         >>> client = LocalEnvClient(Echo)
         >>> _ = client.reset(seed=1)
         >>> client.step({"message": "hi"}).observation
@@ -69,3 +70,34 @@ class LocalEnvClient:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class EchoClient(LocalEnvClient):
+    """Echo with the interface of an OpenEnv client, in this process.
+
+    Example:
+        >>> from envfleet.envs.echo import EchoAction
+        >>> client = EchoClient(horizon=3)
+        >>> _ = client.reset()
+        >>> result = client.step(EchoAction("hello"))
+        >>> result.observation.echoed, result.reward, result.done
+        ('hello', 0.5, False)
+    """
+
+    def __init__(self, horizon: int = 10, latency_s: float = 0.0, max_length: int = 256) -> None:
+        super().__init__(Echo(horizon, latency_s, max_length))
+
+
+class Connect4Client(LocalEnvClient):
+    """Connect4 with the interface of an OpenEnv client, in this process.
+
+    Example:
+        >>> from envfleet.envs.connect4 import Connect4Action
+        >>> client = Connect4Client(opponent="random")
+        >>> _ = client.reset(seed=1)
+        >>> client.step(Connect4Action(3)).observation.legal_actions
+        [0, 1, 2, 3, 4, 5, 6]
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(Connect4(**kwargs))

@@ -1,4 +1,4 @@
-"""The aio backend on a loop that is already running: a server's seats for environments with coroutines.
+"""The aio backend on a loop that is already running: a server's slots for environments with coroutines.
 
 A second loop in a second thread would hand every step back and forth under one interpreter lock.
 """
@@ -21,7 +21,7 @@ from envfleet.workers.shared_memory import Pulse
 
 
 class LoopBackend(RenewingBackend):
-    """Slots as tasks of the current event loop. Building must be quick: seats are empty when they are built."""
+    """Slots as tasks of the current event loop. Building must be quick: slots are empty when they are built."""
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
         """Build the envs here and now."""

@@ -1,10 +1,10 @@
-"""Whatever somebody calls a client: addresses, our clients, and objects of the official packages."""
+"""A client from what users pass: addresses, our clients, objects of the official packages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from envfleet.errors import BadArgument, ResetNeeded
 from envfleet.remote import remote_errors
@@ -15,19 +15,6 @@ _CODE = re.compile(r"\(code: ([A-Z_]+)\)")
 T = TypeVar("T")
 
 
-class EnvClient(Protocol):
-    """What every client can do, wherever its environment lives."""
-
-    def reset(self, **kwargs: Any) -> StepResult:
-        """Start an episode."""
-
-    def step(self, action: Any) -> StepResult:
-        """Act."""
-
-    def close(self) -> None:
-        """End the session."""
-
-
 def as_client(client: Any, **options: Any) -> Any:
     """A client from an address, a list of them, a mapping with `env_url`, or anything with `reset` and
     `step`.
@@ -36,7 +23,7 @@ def as_client(client: Any, **options: Any) -> Any:
     gives them the session guard they lack. `options` are the client options for addresses.
 
     Example:
-        >>> from envfleet.envs.echo import EchoClient
+        >>> from envfleet.remote import EchoClient
         >>> client = EchoClient()
         >>> as_client(client) is client
         True

@@ -66,8 +66,8 @@ class RemoteBackend(RenewingBackend):
         if not isinstance(factory, RemoteFactory):
             return None
         lives = [life for life in self.lives if life.env is not None]
-        seated = [life.slot for life in lives if life.env.client.connected]
-        waiting = [life.slot for life in self.lives if life.slot not in seated]
+        connected = [life.slot for life in lives if life.env.client.connected]
+        waiting = [life.slot for life in self.lives if life.slot not in connected]
         if not waiting:
             return None
         asking = asyncio.run_coroutine_threadsafe(
@@ -76,10 +76,10 @@ class RemoteBackend(RenewingBackend):
         try:
             found = asking.result()
         except CapacityReached:
-            found = 0 if seated else 1
+            found = 0 if connected else 1
         except ConnectFailed:
             return None  # they may come back; the slots have deadlines of their own
-        return sorted(seated + waiting[:found])
+        return sorted(connected + waiting[:found])
 
     async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:
         # All at once: one server that no longer answers must not use up the time of the others.

@@ -9,8 +9,9 @@ import gymnasium
 
 from envfleet.errors import BadArgument
 from envfleet.remote import space_views
-from envfleet.remote.client import AsyncEnvClient, ClientConfig, endpoints_of
-from envfleet.remote.http import get_json
+from envfleet.remote.address import endpoints_of, get_json
+from envfleet.remote.client import AsyncEnvClient
+from envfleet.remote.client_config import ClientConfig
 from envfleet.remote.remote_errors import ConnectFailed
 from envfleet.remote.result import StepResult
 

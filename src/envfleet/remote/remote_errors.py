@@ -116,11 +116,11 @@ class SessionRefused(ServerError):
 
 
 class Unsolicited(Exception):
-    """Between link and client: a frame came that nobody had asked for; it must not answer a later request."""
+    """Between link and client: a frame came without a request; it must not answer a later request."""
 
     def __init__(self, message: Any) -> None:
         self.message = message
-        super().__init__("a frame nobody asked for")
+        super().__init__("a frame without a request")
 
 
 class Closed(Exception):

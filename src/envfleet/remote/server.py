@@ -49,7 +49,7 @@ class Server:
         host = FleetHost(
             factory,
             dialect,
-            seats=self.config.max_sessions,
+            slots=self.config.max_sessions,
             backend=self.config.backend,
             workers=self.config.workers,
             is_async=is_async,
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def active_sessions(self) -> int:
-        """How many seats are taken, the ones that are still finishing a step included."""
+        """How many slots are taken, the ones that are still finishing a step included."""
         return self.config.max_sessions - self.app.host.free - self.app.host.lost
 
     def bind(self) -> int:
@@ -145,6 +145,7 @@ def serve(env: Any, *, block: bool = True, **options: Any) -> Server:
     return server
 
 
+
 def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[str, Any]]:
     """Build one environment to learn its spaces, its names, and whether it has coroutines."""
     env = factory()
@@ -168,22 +169,16 @@ def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[s
 def _uvicorn_server(app: App, config: ServerConfig) -> Any:
     try:
         import uvicorn
-    except ImportError as missing:
-        raise BackendMissing("uvicorn", extra="remote") from missing
-    protocol: Any = "auto"
-    try:
-        from envfleet.remote.uvicorn_fast import LeanWebSocket
 
-        protocol = LeanWebSocket
-    except ImportError:
-        pass  # an uvicorn that has its protocol elsewhere: its own choice serves as well, at more CPU a step
-    from envfleet.remote.uvicorn_timeouts import Patience, PatientProtocol
+        from envfleet.remote.uvicorn_protocols import LeanWebSocket, Patience, PatientProtocol
+    except ImportError as missing:
+        raise BackendMissing(missing.name or "uvicorn", extra="remote") from missing
 
     patience = Patience(config.request_timeout_s)
     settings = uvicorn.Config(
         app,
         http=type("Connection", (PatientProtocol,), {"patience": patience}),
-        ws=protocol,
+        ws=LeanWebSocket,
         log_level="warning",
         access_log=False,
         proxy_headers=False,
@@ -193,7 +188,7 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         ws_ping_timeout=config.ping_s,
         ws_per_message_deflate=False,
         # No limit_concurrency: it counts the silent, and then refuses those who ask. `Patience` bounds the silent,
-        # the seats bound the sessions, and `endpoints` the bodies that are being read.
+        # the slots bound the sessions, and `endpoints` the bodies that are being read.
         timeout_graceful_shutdown=2,
     )
     return uvicorn.Server(settings)

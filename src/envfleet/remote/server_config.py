@@ -1,4 +1,4 @@
-"""What a server can be told."""
+"""The options of a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServerConfig:
             ended.
         episode_idle_s: the same for a session in the middle of an episode, whose client may just be thinking.
         request_timeout_s: a connection that has not sent a whole request by then is closed.
-        step_timeout_s: a step (or reset) past it fails; its worker process is ended, and who shares it is told.
+        step_timeout_s: a step (or reset) past it fails; its worker process is ended, and the sessions that share it get an error.
         max_message_bytes: larger messages end the session.
         token: what clients must send as `Authorization: Bearer …`; None lets everyone in.
         ping_s: WebSocket keep-alive; a client that does not answer for as long again is gone.

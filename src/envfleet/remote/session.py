@@ -10,12 +10,12 @@ from typing import Any
 from envfleet.errors import FaultError, FleetError
 from envfleet.remote import exact_protocol, wire
 from envfleet.remote.exact_protocol import BadFrame, Message, NoWireForm
-from envfleet.remote.session_env import SEAT
+from envfleet.remote.session_env import OPENING
 from envfleet.remote.session_host import FleetHost, Row
 from envfleet.remote.space_codec import Dialect, to_binary, to_json, to_lists
 from envfleet.remote.space_members import BadAction
 
-MAX_BAD = 100  # bad messages in a row before a session is ended: nobody is served by going on
+MAX_BAD = 100  # bad messages in a row before a session is ended
 
 Frame = str | bytes
 
@@ -40,13 +40,13 @@ def error_frame(code: str, message: str, *, number: int | None = None, **details
 
 
 class Session:
-    """A seat and the episode on it. `answer(frame)` gives the reply to a message; raises Over at the end.
+    """A slot and the episode on it. `answer(frame)` gives the reply to a message; raises Over at the end.
 
     `protocol` is the subprotocol the client and this server agreed on: one of `exact_protocol.SUBPROTOCOLS`, or None for OpenEnv.
     """
 
-    def __init__(self, host: FleetHost, seat: int, protocol: str | None = None) -> None:
-        self._host, self._seat, self._protocol = host, seat, protocol
+    def __init__(self, host: FleetHost, slot: int, protocol: str | None = None) -> None:
+        self._host, self._slot, self._protocol = host, slot, protocol
         self._dialect: Dialect = host.dialect
         self._number: int | None = None  # of the request that is being answered
         self._episode_id: str | None = None
@@ -85,7 +85,7 @@ class Session:
         except BadAction as error:
             return self._reject("VALIDATION_ERROR", "Invalid message", errors=[{"msg": str(error)}])
         except FaultError as error:
-            # The environment raised, overran its deadline or lost its process: the seat is there, the episode not.
+            # The environment raised, overran its deadline or lost its process: the slot is there, the episode not.
             return self._episode_lost(error.fault.kind, error.fault.cause)
         except Unsendable as error:
             return self._episode_lost("unsendable", str(error))
@@ -120,7 +120,7 @@ class Session:
         return self._error("EXECUTION_ERROR", why, kind=kind, reset_needed=True)
 
     def _reject(self, code: str, message: str, unread: bool = False, **details: Any) -> Frame:
-        """An error; without a number where the request could not be read, for then nobody knows what it was."""
+        """An error; without a number where the request could not be read, for then its number is not known."""
         number = None if unread else self._number
         self._bad += 1
         if self._bad >= MAX_BAD:
@@ -135,7 +135,7 @@ class Session:
     async def _reset(self, data: Any) -> Frame:
         seed, episode_id, options = reset_arguments(data)
         self._running = False
-        row = await self._host.reset(self._seat, seed, options, fresh=self._fresh)
+        row = await self._host.reset(self._slot, seed, options, fresh=self._fresh)
         self._running, self._fresh = True, False
         self._episode_id, self._steps = episode_id, 0
         return self._observation(row, None)
@@ -144,7 +144,7 @@ class Session:
         if not self._running:
             what = "reset before the first step" if self._fresh else "the episode is over: reset before the next step"
             return self._reject("EXECUTION_ERROR", what)
-        row = await self._host.step(self._seat, self._dialect.action(data))
+        row = await self._host.step(self._slot, self._dialect.action(data))
         self._steps += 1
         if row.terminated or row.truncated:
             self._running = False
@@ -186,7 +186,7 @@ def reset_arguments(data: Any) -> tuple[int | None, str | None, dict[str, Any]]:
         raise BadAction("seed must be a whole number from 0 to 2**63 - 1")
     if episode_id is not None and not isinstance(episode_id, str):
         raise BadAction("episode_id must be a string")
-    reserved = ("seed", "episode_id", SEAT)
+    reserved = ("seed", "episode_id", OPENING)
     return seed, episode_id, {str(key): value for key, value in data.items() if key not in reserved}
 
 

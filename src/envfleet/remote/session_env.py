@@ -1,7 +1,7 @@
-"""A seat: the environment of one session at a time, as the engine's slots see it.
+"""A slot: the environment of one session at a time, as the engine's slots see it.
 
-The engine builds all its slots when a fleet starts; a server must not build an environment before somebody asks
-for it, and must not hand one client's environment to the next. A seat therefore has the spaces from the start and
+The engine builds all its slots when a fleet starts; a server must not build an environment before a client asks
+for it, and must not hand one client's environment to the next. A slot therefore has the spaces from the start and
 builds the environment inside when a session opens, closing the one before.
 """
 
@@ -16,21 +16,22 @@ import gymnasium
 from gymnasium.vector.utils import create_empty_array
 
 from envfleet.remote.space_codec import Dialect
+from envfleet.util.trees import space_tree, tree_map
 
-SEAT = "envfleet.multiagent.agent_env"  # the reset option that opens ("open") or empties ("empty") a seat
+OPENING = "envfleet.session"  # the reset option that opens ("open") or empties ("empty") a slot
 
 
-class Seat(gymnasium.Env[Any, Any]):
-    """A place for one session's environment; `reset(options={SEAT: "open"})` builds a new one."""
+class SessionEnv(gymnasium.Env[Any, Any]):
+    """A place for one session's environment; `reset(options={OPENING: "open"})` builds a new one."""
 
     def __init__(self, factory: Callable[[], Any], dialect: Dialect) -> None:
         self._factory = factory
         self._env: Any = None
         self.observation_space, self.action_space = dialect.observation_space, dialect.action_space
-        self._nothing = blank(dialect.observation_space)
+        self._nothing = tree_map(_blank, space_tree(dialect.observation_space))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment inside, after opening or emptying the seat if the options say so."""
+        """Reset the environment inside, after opening or emptying the slot if the options say so."""
         what, rest = _split(options)
         if what is not None:
             self.close()
@@ -51,13 +52,13 @@ class Seat(gymnasium.Env[Any, Any]):
             env.close()
 
 
-class AsyncSeat(Seat):
-    """A seat for environments with coroutines."""
+class AsyncSessionEnv(SessionEnv):
+    """A slot for environments with coroutines."""
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment inside, after opening or emptying the seat if the options say so."""
+        """Reset the environment inside, after opening or emptying the slot if the options say so."""
         result = super().reset(seed=seed, options=options)
         return await result if inspect.isawaitable(result) else result
 
@@ -68,31 +69,27 @@ class AsyncSeat(Seat):
 
 
 @dataclass(frozen=True)
-class SeatFactory:
-    """Builds seats; travels to the workers with the environment's own factory inside."""
+class SessionEnvFactory:
+    """Builds slots; travels to the workers with the environment's own factory inside."""
 
     factory: Callable[[], Any]
     dialect: Dialect
     is_async: bool = False
 
-    def __call__(self) -> Seat:
-        """Build one seat."""
-        return (AsyncSeat if self.is_async else Seat)(self.factory, self.dialect)
+    def __call__(self) -> SessionEnv:
+        """Build one slot."""
+        return (AsyncSessionEnv if self.is_async else SessionEnv)(self.factory, self.dialect)
 
 
 def _split(options: dict[str, Any] | None) -> tuple[str | None, dict[str, Any] | None]:
-    if not options or SEAT not in options:
+    if not options or OPENING not in options:
         return None, options
-    rest = {key: value for key, value in options.items() if key != SEAT}
-    return options[SEAT], rest or None
+    rest = {key: value for key, value in options.items() if key != OPENING}
+    return options[OPENING], rest or None
 
 
-def blank(space: gymnasium.Space[Any]) -> Any:
-    """Some value of a space: zeros where there are arrays."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {key: blank(inner) for key, inner in space.spaces.items()}
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(blank(inner) for inner in space.spaces)
+def _blank(space: gymnasium.Space[Any]) -> Any:
+    """A value of a leaf space: zeros where there are arrays."""
     if isinstance(space, gymnasium.spaces.Text):
         return ""
     if isinstance(space, gymnasium.spaces.Sequence):

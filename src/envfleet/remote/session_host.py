@@ -1,8 +1,8 @@
-"""Where a server's sessions live: a fleet of seats, driven from the server's event loop.
+"""Where a server's sessions live: a fleet of slots, driven from the server's event loop.
 
 Requests that arrive in one turn of the loop are sent to the fleet together, and what has finished is received
 together, so the price of a send and a receive is shared by all sessions that are busy. Nothing here waits: the
-loop is told (by a file descriptor or a queue that rings) when a worker has finished something.
+loop is woken (by a file descriptor or a queue) when a worker has finished something.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from envfleet.backends.base import Backend
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, FaultError, SlotBusy
-from envfleet.remote.session_env import SEAT, SeatFactory
+from envfleet.remote.session_env import OPENING, SessionEnvFactory
 from envfleet.remote.space_codec import Dialect
 from envfleet.remote.space_members import BadAction
 from envfleet.slots.slab import Slots
 from envfleet.util.machine import usable_cpus
+from envfleet.util.trees import as_columns, tree_rows
 
 _LOOK_S = 0.05  # how often deadlines are looked at while something is out
 _KEPT_FAULTS = 1000  # a server runs for months
@@ -44,8 +44,8 @@ class Row:
     info: dict[str, Any]
 
 
-def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool) -> tuple[Backend, str]:
-    """The backend for the seats: its object, and its name for people.
+def choose_backend(backend: str, workers: int | None, slots: int, is_async: bool) -> tuple[Backend, str]:
+    """The backend for the slots: its object, and its name for people.
 
     "auto" is the event loop for environments with coroutines, else worker processes: one for each processor (two at
     least), with a thread for every session. With as many workers as sessions each has a process of its own. `shm` is
@@ -65,10 +65,10 @@ def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool
             else "backend 'aio' is for environments with coroutines; use 'pipe' or 'thread'"
         )
     if backend == "pipe":
-        processes = min(workers or max(2, usable_cpus()), seats)
-        return PipeBackend(processes, threads=processes < seats), backend
+        processes = min(workers or max(2, usable_cpus()), slots)
+        return PipeBackend(processes, threads=processes < slots), backend
     if backend == "thread":
-        return ThreadBackend(workers or seats), backend
+        return ThreadBackend(workers or slots), backend
     if backend == "aio":
         return LoopBackend(), backend
     if backend == "serial":
@@ -77,18 +77,18 @@ def choose_backend(backend: str, workers: int | None, seats: int, is_async: bool
 
 
 class FleetHost:
-    """Seats for sessions. All methods belong to the event loop's thread.
+    """Slots for sessions. All methods belong to the event loop's thread.
 
     Example:
         >>> import asyncio, gymnasium
         >>> async def episode():
         ...     env = gymnasium.make("CartPole-v1")
-        ...     host = FleetHost(lambda: gymnasium.make("CartPole-v1"), Dialect.of(env), seats=2, backend="serial")
+        ...     host = FleetHost(lambda: gymnasium.make("CartPole-v1"), Dialect.of(env), slots=2, backend="serial")
         ...     await host.start()
-        ...     seat = host.take()
-        ...     row = await host.reset(seat, seed=1, options={}, fresh=True)
-        ...     row = await host.step(seat, 1)
-        ...     await host.release(seat)
+        ...     slot = host.take()
+        ...     row = await host.reset(slot, seed=1, options={}, fresh=True)
+        ...     row = await host.step(slot, 1)
+        ...     await host.release(slot)
         ...     host.close()
         ...     return row.reward
         >>> asyncio.run(episode())
@@ -100,18 +100,17 @@ class FleetHost:
         factory: Callable[[], Any],
         dialect: Dialect,
         *,
-        seats: int,
+        slots: int,
         backend: str = "auto",
         workers: int | None = None,
         is_async: bool = False,
         init_timeout_s: float = 120.0,
         step_timeout_s: float = 60.0,
     ) -> None:
-        self.dialect, self.seats = dialect, seats
-        self._factory = SeatFactory(factory, dialect, is_async)
-        self._backend, self.backend_name = choose_backend(backend, workers, seats, is_async)
+        self.dialect, self.slots = dialect, slots
+        self._factory = SessionEnvFactory(factory, dialect, is_async)
+        self._backend, self.backend_name = choose_backend(backend, workers, slots, is_async)
         self._timeouts = (init_timeout_s, step_timeout_s)
-        self._pick = _picker(dialect.observation_space)
         self._fleet: Fleet | None = None
         self._free: list[int] = []
         self.lost = 0
@@ -124,63 +123,63 @@ class FleetHost:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Start the workers (their seats are empty, so this builds no environment)."""
+        """Start the workers (their slots are empty, so this builds no environment)."""
         self._loop = asyncio.get_running_loop()
         init_timeout_s, step_timeout_s = self._timeouts
         self._backend.on_done = self._ring
         # In this thread: a fleet belongs to the thread that made it, and nothing is served yet.
         self._fleet = make(
             self._factory,
-            self.seats,
+            self.slots,
             backend=self._backend,
             on_end="wait",
             init_timeout_s=init_timeout_s,
-            reset_timeout_s=init_timeout_s + step_timeout_s,  # opening a seat builds its environment
+            reset_timeout_s=init_timeout_s + step_timeout_s,  # opening a slot builds its environment
             step_timeout_s=step_timeout_s,
         )
         self._rung = False
         workers = self._backend.worker_of
         # Neighbours share a worker only when there are more sessions than workers.
-        self._free = sorted(range(self.seats), key=lambda s: (int(np.sum(workers[:s] == workers[s])), s), reverse=True)
+        self._free = sorted(range(self.slots), key=lambda s: (int(np.sum(workers[:s] == workers[s])), s), reverse=True)
         self._watch()
 
     @property
     def free(self) -> int:
-        """How many seats are free."""
+        """How many slots are free."""
         return len(self._free)
 
     def take(self) -> int | None:
-        """A free seat, or None."""
+        """A free slot, or None."""
         return self._free.pop() if self._free else None
 
-    async def release(self, seat: int) -> None:
-        """Give a seat back: once its running step is over, its environment is closed."""
-        future = self._waiting.get(seat)
+    async def release(self, slot: int) -> None:
+        """Give a slot back: once its running step is over, its environment is closed."""
+        future = self._waiting.get(slot)
         if future is not None:
             await asyncio.wait([future])
         try:
-            await self.reset(seat, None, {SEAT: "empty"})
+            await self.reset(slot, None, {OPENING: "empty"})
         except FaultError:
-            pass  # its close failed or its worker died: the seat is built anew when it is next opened
-        if self._fleet is not None and seat in self._fleet.quarantined:
-            self.lost += 1  # a thread that cannot be ended keeps its seat: one less to give out
+            pass  # its close failed or its worker died: the slot is built anew when it is next opened
+        if self._fleet is not None and slot in self._fleet.quarantined:
+            self.lost += 1  # a thread that cannot be ended keeps its slot: one less to give out
         else:
-            self._free.append(seat)
+            self._free.append(slot)
 
-    def reset(self, seat: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
-        """Reset the seat's environment; `fresh` builds a new one first. Raises BadAction for options that cannot travel."""
+    def reset(self, slot: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
+        """Reset the slot's environment; `fresh` builds a new one first. Raises BadAction for options that cannot travel."""
         if options:
             try:
                 pickle.dumps(options)  # together with those of others it would fail them all
             except Exception as error:
                 raise BadAction(f"reset's options cannot be passed on: {type(error).__name__}") from None
-        self._resets[seat] = (seed, {**options, SEAT: "open"} if fresh else options)
-        return self._expect(seat)
+        self._resets[slot] = (seed, {**options, OPENING: "open"} if fresh else options)
+        return self._expect(slot)
 
-    def step(self, seat: int, action: Any) -> asyncio.Future[Row]:
-        """Step the seat's environment."""
-        self._steps[seat] = action
-        return self._expect(seat)
+    def step(self, slot: int, action: Any) -> asyncio.Future[Row]:
+        """Step the slot's environment."""
+        self._steps[slot] = action
+        return self._expect(slot)
 
     def close(self) -> None:
         """End the workers."""
@@ -196,10 +195,10 @@ class FleetHost:
             future.cancel()
         self._waiting = {}
 
-    def _expect(self, seat: int) -> asyncio.Future[Row]:
-        assert seat not in self._waiting, "a session sends one request at a time"
+    def _expect(self, slot: int) -> asyncio.Future[Row]:
+        assert slot not in self._waiting, "a session sends one request at a time"
         future: asyncio.Future[Row] = self._loop.create_future()
-        self._waiting[seat] = future
+        self._waiting[slot] = future
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -224,14 +223,14 @@ class FleetHost:
             self._collect()
 
     def _try(self, send: Callable[[Fleet, dict[int, Any]], None], fleet: Fleet, requests: dict[int, Any]) -> None:
-        """Send together; if that fails (not in an environment: those come back as rows), each alone, so that it is
-        nobody's failure but of whom it is."""
+        """Send together; if that fails (not in an environment: those come back as rows), each alone, so that
+        only the request that caused it fails."""
         try:
             send(fleet, dict(requests))
         except Exception as error:
             for slot, request in requests.items():
                 if slot not in self._waiting or isinstance(error, SlotBusy):
-                    continue  # told already; or it went out before the failure, and its row will come
+                    continue  # answered already; or it went out before the failure, and its row will come
                 if len(requests) == 1:
                     self._fail(slot, error)
                 else:
@@ -244,7 +243,7 @@ class FleetHost:
                 fleet.send([steps[slot] for slot in slots], np.array(slots, np.int64))
                 return
             except FaultError as error:
-                # Its worker went down while nobody was looking: the client hears of it now. Nothing was sent.
+                # Its worker went down between two calls: the client gets the error now. Nothing was sent.
                 del steps[error.fault.slot]
                 self._fail(error.fault.slot, error)
 
@@ -338,25 +337,14 @@ class FleetHost:
 
     def _deliver(self, slots: Slots, batch: Batch) -> None:
         reward, terminated, truncated = batch.reward.tolist(), batch.terminated.tolist(), batch.truncated.tolist()
-        obs, info, pick = batch.obs, batch.info, self._pick
+        obs, info = as_columns(self.dialect.observation_space, batch.obs), batch.info
         for i, slot in enumerate(slots.tolist()):
             future = self._waiting.pop(slot, None)
             if future is not None and not future.done():
-                future.set_result(Row(pick(obs, i), reward[i], terminated[i], truncated[i], info[i]))
+                future.set_result(Row(tree_rows(obs, i), reward[i], terminated[i], truncated[i], info[i]))
 
     def _fail(self, slot: int, error: Exception) -> None:
         future = self._waiting.pop(slot, None)
         if future is not None and not future.done():
             future.set_exception(error)
-            future.exception()  # a client that has gone leaves nobody to look at it
-
-
-def _picker(space: spaces.Space[Any]) -> Callable[[Any, int], Any]:
-    """How one slot's observation is taken out of a batch's."""
-    if isinstance(space, spaces.Dict):
-        parts = {key: _picker(inner) for key, inner in space.spaces.items()}
-        return lambda obs, i: {key: pick(obs[key], i) for key, pick in parts.items()}
-    if isinstance(space, spaces.Tuple):
-        inner = [_picker(each) for each in space.spaces]
-        return lambda obs, i: tuple(pick(part, i) for pick, part in zip(inner, obs))
-    return lambda obs, i: obs[i]
+            future.exception()  # read once: asyncio logs exceptions that are never read

@@ -32,7 +32,7 @@ class _Place:
     retries: int = 0  # refusals since the last sign of room
     down_until: float = 0.0
     failures: int = 0  # tries without an answer, since the last answer
-    mourned: bool = False  # somebody was told that it is down
+    outage_logged: bool = False
     refusals: int = 0
 
 
@@ -78,7 +78,7 @@ class CapacityTable:
         self._lore: dict[str, dict[str, Any]] = {}
 
     def lore(self, url: str) -> dict[str, Any]:
-        """What else was learnt about a server, by whoever learns it: all clients of a server share it."""
+        """What else was learnt about a server; all its clients share it."""
         with self._lock:
             return self._lore.setdefault(url, {})
 
@@ -116,7 +116,7 @@ class CapacityTable:
         with self._lock:
             url, place = self._end_try(ticket)
             place.active += 1
-            place.down_until, place.failures, place.mourned = 0.0, 0, False
+            place.down_until, place.failures, place.outage_logged = 0.0, 0, False
             if place.limit is not None and place.active > place.limit:
                 place.limit, place.retries, place.retry_at = place.active, 0, 0.0
             self._queue.remove(ticket)
@@ -162,7 +162,7 @@ class CapacityTable:
             self._wake_next(url)
 
     def contended(self, url: str) -> bool:
-        """Whether somebody waits who would take a session at this server."""
+        """Whether a client waits that would take a session at this server."""
         if not self._queue:  # the hot path of every episode's end: no lock for the common answer
             return False
         with self._lock:
@@ -174,14 +174,14 @@ class CapacityTable:
             now = self._clock()
             return all(self._places[url].down_until > now for url in urls)
 
-    def is_news(self, urls: Sequence[str]) -> bool:
-        """Whether nobody was told yet that these servers are down: true once in an outage, however many wait."""
+    def is_new_outage(self, urls: Sequence[str]) -> bool:
+        """Whether this outage was not logged yet: true once in an outage, however many clients wait."""
         with self._lock:
             places = [self._places[url] for url in urls]
-            news = not all(place.mourned for place in places)
+            is_new = not all(place.outage_logged for place in places)
             for place in places:
-                place.mourned = True
-            return news
+                place.outage_logged = True
+            return is_new
 
     def view(self) -> dict[str, PlaceView]:
         """The table, for people and statistics."""

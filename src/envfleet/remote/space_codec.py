@@ -20,6 +20,7 @@ from gymnasium import spaces
 
 from envfleet.errors import BadArgument
 from envfleet.remote.space_members import BadAction, Flag, from_json, show
+from envfleet.util.jsonable import to_jsonable
 
 __all__ = ["SPACE_KEY", "BadAction", "Dialect", "from_json", "jsonable", "schema", "space_from_json", "space_to_json",
            "to_binary", "to_json", "to_lists"]  # fmt: skip
@@ -76,11 +77,6 @@ class Dialect:
             raise BadAction(f"an action has the one field {self.action_name!r}; got {show(list(fields)[:10])}")
         return from_json(self.action_space, fields[self.action_name], self.action_name)
 
-    def payload(self, action: Any) -> dict[str, Any]:
-        """The fields to send for an action of the space (the inverse of `action`)."""
-        value = to_json(self.action_space, action)
-        return value if self._acts_in_fields else {self.action_name: value}
-
     def observation(self, obs: Any, info: Mapping[str, Any], convert: Callable[..., Any] | None = None) -> Any:
         """The fields of an observation; `convert` is `to_json`, or `to_lists` or `to_binary` between our own ends."""
         value = (convert or to_json)(self.observation_space, obs)
@@ -116,9 +112,6 @@ def _object_schema(title: str, name: str, space: spaces.Space[Any]) -> dict[str,
     return {"title": title, **inner, SPACE_KEY: space_to_json(space)}
 
 
-_PLAIN = frozenset((str, int, bool, type(None)))
-
-
 def to_json(space: spaces.Space[Any], value: Any) -> Any:
     """A value of the space as JSON data; numbers that JSON lacks (NaN, infinities) become null."""
     return _convert(space, value, jsonable)
@@ -148,21 +141,7 @@ def _convert(space: spaces.Space[Any], value: Any, leaf: Callable[[Any], Any]) -
 
 def jsonable(value: Any) -> Any:
     """Plain JSON data for a value of info or of a space; what has no JSON form becomes null."""
-    if type(value) in _PLAIN or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind in "biu" or (value.dtype.kind == "f" and np.isfinite(value).all()):
-            return value.tolist()
-        return jsonable(value.tolist())
-    if isinstance(value, np.generic):
-        return jsonable(value.item())
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(inner) for inner in value]
-    return None
+    return to_jsonable(value, unknown=lambda _: None, nan=False)
 
 
 def schema(space: spaces.Space[Any]) -> dict[str, Any]:

@@ -13,15 +13,16 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.remote.http import action_fields, only_field
 from envfleet.remote.space_codec import SPACE_KEY, jsonable, space_from_json, to_binary
 from envfleet.remote.space_members import BadAction, Flag, MaybeText, from_json
+from envfleet.util.trees import space_tree, tree_leaves
 
 CHARSET = "".join(sorted(string.printable))
 _MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is not believed
 # What a schema that is none brings about, one that refers to itself or asks for petabytes included.
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError,
                StopIteration, AssertionError)  # fmt: skip
+_UNSIZED = (spaces.Text, spaces.Sequence)
 _INHERITED = ("metadata", "reward", "done")  # fields every official observation has, whatever the environment
 
 
@@ -75,7 +76,7 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
 
         return ObservationView(spaces.Box(0, 255, (length,), np.uint8), to_bytes, needs_text=True)
     if mode == "raw_text":
-        # Its alphabet and length are for sampling only: nobody is served by text with holes in it.
+        # Its alphabet and length are for sampling only: text outside of it is given as it is.
         text_space = spaces.Text(length, min_length=0, charset=CHARSET)
         return ObservationView(text_space, lambda _, text, is_exact: text, needs_text=True)
     space, names = _schema_space(schema, "observation")
@@ -86,7 +87,9 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
         flat = spaces.flatten_space(space)
     except (NotImplementedError, KeyError):
         flat = None
-    if not isinstance(flat, spaces.Box) or _has_text(space):
+    if not isinstance(flat, spaces.Box) or any(
+        isinstance(leaf, _UNSIZED) for _, leaf in tree_leaves(space_tree(space))
+    ):
         raise BadArgument(
             f"the server's observation ({_names(space)}) is not numbers of a fixed size, so it is no vector: "
             'use observation_mode="text" or "json"'
@@ -140,6 +143,27 @@ def auto_action(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | N
             failure = error
     assert failure is not None
     raise failure
+
+
+def action_fields(schema: Any) -> dict[str, Any]:
+    """The fields of the action in a server's `/schema`, without the ones every action inherits."""
+    action = schema.get("action") if isinstance(schema, Mapping) else None
+    properties = action.get("properties") if isinstance(action, Mapping) else None
+    return {key: value for key, value in (properties or {}).items() if key != "metadata"}
+
+
+def only_field(schema: Any) -> str:
+    """The field a bare value means: the action's only one, or its only required one; else BadArgument.
+
+    Example:
+        >>> only_field({"action": {"properties": {"message": {"type": "string"}, "metadata": {}}}})
+        'message'
+    """
+    names = list(action_fields(schema))
+    required = [name for name in names if name in schema["action"].get("required", ())]
+    if len(names) != 1 and len(required) != 1:
+        raise BadArgument(f"the server's action has the fields {names}: pass a mapping with them, not a bare value")
+    return (required if len(required) == 1 else names)[0]
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any]:
@@ -248,14 +272,6 @@ def _reader(space: spaces.Space[Any], names: tuple[str] | None) -> Callable[[Any
         return from_json(space, value, where, observed=True, nulls=not is_exact)
 
     return read
-
-
-def _has_text(space: spaces.Space[Any]) -> bool:
-    if isinstance(space, spaces.Dict):
-        return any(map(_has_text, space.spaces.values()))
-    if isinstance(space, spaces.Tuple):
-        return any(map(_has_text, space.spaces))
-    return isinstance(space, (spaces.Text, spaces.Sequence))
 
 
 def _names(space: spaces.Space[Any]) -> str:

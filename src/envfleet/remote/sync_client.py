@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from envfleet.errors import FleetClosed, FleetError
-from envfleet.remote.client import AsyncEnvClient, ClientStats
+from envfleet.remote.client import AsyncEnvClient
+from envfleet.remote.client_config import ClientStats
 from envfleet.remote.remote_errors import ProtocolBroken
 from envfleet.remote.result import Fields, StepResult
 

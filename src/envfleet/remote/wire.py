@@ -1,4 +1,4 @@
-"""The OpenEnv wire, once: addresses, frames, answers. No input or output happens here.
+"""The OpenEnv wire: frames and answers. No input or output happens here.
 
 A frame is JSON text, `{"type": …, "data": …}`. What two ends of ours say to each other instead is in
 `envfleet.remote.exact_protocol`. Nothing that arrives is ever unpickled.
@@ -6,70 +6,17 @@ A frame is JSON text, `{"type": …, "data": …}`. What two ends of ours say to
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 
-from envfleet.errors import BadArgument
-from envfleet.remote import quickjson
+from envfleet.remote import message_json
 from envfleet.remote.exact_protocol import BadFrame, NoWireForm
-from envfleet.remote.json_depth import check_depth
 from envfleet.remote.result import Fields, StepResult
 from envfleet.remote.space_codec import jsonable
 
-_SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A server's address. `public` is what may be shown: no user, password, query or header.
-
-    Example:
-        >>> Endpoint.parse("https://me:secret@host/space").public
-        'https://host/space'
-        >>> Endpoint.parse("http://127.0.0.1:8000").ws
-        'ws://127.0.0.1:8000/ws'
-    """
-
-    public: str
-    ws: str = field(repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    loopback: bool = False
-
-    @classmethod
-    def parse(cls, url: str, headers: Mapping[str, str] | None = None, token: str | None = None) -> Endpoint:
-        """From a URL with any of http, https, ws and wss; a path before `/ws` is kept."""
-        parts = urlsplit(url if isinstance(url, str) else "")
-        scheme = _SCHEMES.get(parts.scheme)
-        if scheme is None or not parts.hostname:
-            raise BadArgument("a server's address looks like http://host:8000 (or https, ws, wss)")
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        netloc = f"{host}:{parts.port}" if parts.port else host
-        path = parts.path.rstrip("/").removesuffix("/ws")
-        sent = dict(headers or {})
-        if parts.username is not None:
-            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            sent.setdefault("Authorization", "Basic " + base64.b64encode(pair.encode()).decode())
-        if token is not None:
-            sent["Authorization"] = f"Bearer {token}"
-        socket_scheme = "wss" if scheme == "https" else "ws"
-        return cls(
-            public=urlunsplit((scheme, netloc, path, "", "")),
-            ws=urlunsplit((socket_scheme, netloc, path + "/ws", parts.query, "")),
-            headers=sent,
-            loopback=parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127."),
-        )
-
-    def http(self, path: str) -> str:
-        """The address of an HTTP endpoint, such as `/schema`."""
-        return self.public + path
-
-
-_answer_text = quickjson.encoder(jsonable)
+_answer_text = message_json.writer(jsonable)
 
 
 def _strict(value: Any) -> Any:
@@ -85,7 +32,7 @@ def _strict(value: Any) -> Any:
     raise NoWireForm(f"a {type(value).__name__} has no JSON form, so this server cannot be sent it")
 
 
-_request_text = quickjson.encoder(_strict)
+_request_text = message_json.writer(_strict)
 
 
 def encode(kind: str, data: Any = None) -> str:
@@ -115,8 +62,7 @@ def decode(frame: str | bytes) -> tuple[str, Any]:
     """The type and the data of a frame; raises BadFrame."""
     try:
         text = frame if isinstance(frame, str) else bytes(frame).decode()  # some WebSocket clients send JSON as bytes
-        message = quickjson.loads(text)
-        check_depth(message, text.count("[") + text.count("{"))
+        message = message_json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"not a frame: {str(error)[:200]}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

@@ -40,7 +40,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         options: client options (see ClientConfig) when `client` is an address.
 
     Example:
-        >>> from envfleet.envs.echo import EchoClient
+        >>> from envfleet.remote import EchoClient
         >>> env = OpenEnvGymnasiumWrapper(EchoClient(), observation_mode="raw_text", actions=["yes", "no"],
         ...                               action_mode="discrete")
         >>> _ = env.reset(seed=1)

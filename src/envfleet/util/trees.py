@@ -48,6 +48,20 @@ def tree_leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
+def space_tree(space: spaces.Space[Any]) -> Tree:
+    """A space as a tree: a dict for Dict, a tuple for Tuple; every other space is a leaf.
+
+    Example:
+        >>> space_tree(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.Discrete(3)])}))
+        {'a': Discrete(2), 'b': (Discrete(3),)}
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: space_tree(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(space_tree(part) for part in space.spaces)
+    return space
+
+
 def tree_rows(tree: Tree, rows: Any) -> Tree:
     """Index the first axis of every leaf."""
     return tree_map(lambda leaf: leaf[rows], tree)

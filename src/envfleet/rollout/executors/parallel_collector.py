@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 from envfleet.errors import BadArgument
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.executors.async_executor import AsyncParallelExecutor
+from envfleet.rollout.executors.executor import ParallelEnvironmentExecutor, RolloutExecutor
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor
-from envfleet.rollout.executors.thread_executor import JobRunner, ParallelEnvironmentExecutor
 from envfleet.rollout.stats import Stats, Stopwatch
 
 ExecutionMode = Literal["thread", "async", "process"]
@@ -35,7 +35,7 @@ class ParallelRolloutCollector:
 
     def __init__(self, execution_mode: ExecutionMode = "thread", max_workers: int = 8, **rules: Any) -> None:
         self.execution_mode = execution_mode
-        self.executor: JobRunner
+        self.executor: RolloutExecutor
         if execution_mode == "thread":
             self.executor = ParallelEnvironmentExecutor(max_workers, **rules)
         elif execution_mode == "async":

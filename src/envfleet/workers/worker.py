@@ -4,7 +4,7 @@ Messages from the parent are frames whose first byte says what they are:
 
 * ``S`` slots (int32 …) and their turns (uint32 …), then for `pipe` the rows' bytes: advance these slots, tell of each when
   it is done;
-* ``M`` a pickled ``(what, …)``: tasks, options, mail, call, run, close … — everything off the step path.
+* ``M`` a pickled ``(what, …)``: tasks, options, mail, call, close … — everything off the step path.
 
 To the parent: ``D`` slots that are done and their turns (+ rows for `pipe`, + a pickled side part when there is something
 beside the rows), ``I`` a side part alone (for `shm`), ``R`` a pickled reply. What an env made is pickled by itself inside
@@ -44,21 +44,6 @@ DONE_HEAD = struct.Struct("=cII")  # b"D", number of slots, bytes of rows
 STACK_SIGNAL = getattr(signal, "SIGUSR2", 0)  # Windows has none; there are no worker processes there
 #: Steps longer than this are reported one by one, shorter ones together: a message costs about this much.
 _REPORT_EACH_S = 50e-6
-
-#: The start message of a worker that has no slots and only runs functions; `path` and `cwd` are added to it.
-WITHOUT_SLOTS: dict[str, Any] = {
-    "worker": 0,
-    "pulse_bytes": 64,
-    "by_value": True,
-    "threads": False,
-    "factories": pickle.dumps(([], [], [])),
-    "slots": [],
-    "on_end": "wait",
-    "tasks": {},
-    "options": {},
-    "blas_threads": None,
-    "build": False,
-}
 
 #: What a worker writes and the parent reads, when rows travel by value; and the other way round.
 UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
@@ -315,6 +300,10 @@ class Worker:
             pulse.enter(-1, "idle")
         self._reply("called", slot, ticket, answer)
 
+    def pulse_of(self, slot: int) -> Pulse:
+        """The pulse that tells of this slot."""
+        return self.pulse
+
     def _run(self, function: Callable[[Callable[[Any], Any]], Any]) -> None:
         """Run a function of the parent's; what it is given asks the parent for something and waits for the answer."""
         answer: Failure | bytes
@@ -333,10 +322,6 @@ class Worker:
         if error is not None:
             raise error
         return answer
-
-    def pulse_of(self, slot: int) -> Pulse:
-        """The pulse that tells of this slot."""
-        return self.pulse
 
     def _close(self) -> None:
         for life in self.lives.values():
@@ -394,3 +379,19 @@ def dump_value(value: Any) -> bytes:
         return cloudpickle.dumps(value)  # type: ignore[no-any-return]
     except Exception as error:
         raise TypeError(f"what the environment returned cannot be pickled: {words_of(error)}") from error
+
+
+#: The start message of a worker that has no slots and only runs functions; `path` and `cwd` are added to it.
+WITHOUT_SLOTS: dict[str, Any] = {
+    "worker": 0,
+    "pulse_bytes": 64,
+    "by_value": True,
+    "threads": False,
+    "factories": pickle.dumps(([], [], [])),
+    "slots": [],
+    "on_end": "wait",
+    "tasks": {},
+    "options": {},
+    "blas_threads": None,
+    "build": False,
+}

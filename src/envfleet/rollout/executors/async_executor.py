@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.executors.client_episode import Job
-from envfleet.rollout.executors.executor import RolloutExecutor, listed, make_jobs
+from envfleet.rollout.executors.executor import Names, RolloutExecutor, listed, make_jobs
 from envfleet.util.daemon_pool import DaemonPool
 
 
@@ -44,24 +44,14 @@ class AsyncParallelExecutor(RolloutExecutor):
         return (await self.collect_rollouts([client], agent_fn, max_steps, [env_name], **listed(options)))[0]
 
     async def collect_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> Rollouts:
         """One rollout per client, in submission order; `seeds`, `tasks`, `reset_kwargs`: one per client."""
         jobs = make_jobs(clients, agent_fn, max_steps, env_names, **options)
         return self._in_order(jobs, [rollout async for rollout in self._completed_here(jobs)])
 
     async def iter_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> AsyncIterator[Rollout]:
         """Yield rollouts as they complete; with on_error="raise" failures are raised after the last one."""
         failed = Rollouts()

@@ -33,6 +33,8 @@ from envfleet.rollout.rollout_errors import ClientFailed, RolloutsFailed
 from envfleet.util.daemon_pool import DaemonPool
 from envfleet.util.loop_thread import LoopThread, wait_on
 
+Names = Sequence[str] | None
+
 #: How long a collection that is given up waits for the rollouts that still run.
 _GIVE_UP_S = 5.0
 
@@ -41,7 +43,7 @@ def make_jobs(
     clients: Sequence[Any],
     agent_fn: Any,
     max_steps: int = 1000,
-    env_names: Sequence[str] | None = None,
+    env_names: Names = None,
     seeds: Sequence[int] | None = None,
     tasks: Sequence[Any] | None = None,
     reset_kwargs: Sequence[dict[str, Any]] | None = None,
@@ -109,24 +111,14 @@ class RolloutExecutor:
         self._closed = False
 
     def run(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> Rollouts:
         """One rollout per client, in submission order; `seeds`, `tasks`, `reset_kwargs`: one per client."""
         jobs = make_jobs(clients, agent_fn, max_steps, env_names, **options)
         return self._in_order(jobs, list(self._completed(jobs)))
 
     def run_iter(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> Iterator[Rollout]:
         """Yield rollouts as they complete; `rollout.episode` is the position of its client.
 
@@ -159,14 +151,16 @@ class RolloutExecutor:
         """Collect on the executor's own loop, seen from sync code."""
         self._check_open()
         done: SimpleQueue[Rollout | None] = SimpleQueue()
-        ended = False
-        collection = self._loop.submit(self._collect(jobs, done.put))
+        ended, collection = False, None
         try:
+            collection = self._loop.submit(self._collect(jobs, done.put))
             while (rollout := done.get()) is not None:
                 yield rollout
             ended = True
         finally:  # also when the caller stops iterating, or on Ctrl-C: no rollout goes on unseen
-            if not ended:
+            if not ended and jobs:
+                jobs[0].stop.wanted = True  # also for a collection that was interrupted while it was submitted
+            if not ended and collection is not None:
                 collection.cancel()
                 with suppress(Empty):
                     while done.get(timeout=_GIVE_UP_S) is not None:
@@ -183,16 +177,15 @@ class RolloutExecutor:
 
         async def work(episode_over: Callable[[], None]) -> None:
             async with self._running.request_async(None):
-                for job in waiting:
+                while not jobs[0].stop.wanted and (job := next(waiting, None)) is not None:
                     rollout = await self._run(job, place)
                     episode_over()
                     done(rollout)
-                    if job.stop.wanted:
-                        return
 
         try:
             with policy_places(jobs, self.concurrency) as episode_over:
-                await asyncio.gather(*(work(episode_over) for _ in range(min(len(jobs), self.concurrency))))
+                tasks = [work(episode_over) for _ in range(min(len(jobs), self.concurrency))]
+                await asyncio.gather(*tasks, return_exceptions=True)  # so that it waits for all when it is cancelled
         finally:
             for job in waiting:  # given up
                 done(_lost(job, Stopped("the collection was given up")))

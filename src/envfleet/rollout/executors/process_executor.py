@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -67,7 +67,7 @@ class WorkerProcess:
         deadline = math.inf if call.timeout_s is None else time.monotonic() + call.timeout_s
         agent = None if call.key in self.known else call.agent
         self._send("run", partial(run_in_worker, call.function, call.key, agent))
-        if agent is not None:
+        if agent:
             self.known = [*self.known, call.key][-NUM_KEPT:]
         while True:
             what, data = pickle.loads(memoryview(self._receive(deadline))[1:])
@@ -97,8 +97,8 @@ class WorkerProcess:
         return not self.channel.eof
 
 
-class ProcessWorkers(Executor):
-    """A pool of worker processes behind the `concurrent.futures` interface.
+class ProcessWorkers(DaemonPool):
+    """A pool of worker processes behind the `concurrent.futures` interface; a thread waits for each.
 
     A worker that dies fails only the call it ran; the next call gets a new process.
     """
@@ -108,9 +108,8 @@ class ProcessWorkers(Executor):
         self._lock = threading.Lock()  # the keeper is not made for threads: one at a time talks to it
         self._page = Segment.create(64)  # a worker's pulse and stacks go here; nothing reads them
         self._idle: list[WorkerProcess] = []
-        self._num_started = 0
-        self._closed = False
-        self._threads = DaemonPool(max_workers, name="envfleet-process")  # one waits for each process
+        self._num_started, self._ended = 0, False
+        super().__init__(max_workers, name="envfleet-process")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function by value in a worker."""
@@ -118,7 +117,7 @@ class ProcessWorkers(Executor):
 
     def submit_call(self, call: Call) -> Future[Any]:
         """Run a call in a worker; if the worker dies, `call.attempts` times in all."""
-        return self._threads.submit(self._attempt, call)
+        return super().submit(self._attempt, call)
 
     def _attempt(self, call: Call) -> Any:
         for left in reversed(range(call.attempts)):
@@ -148,7 +147,7 @@ class ProcessWorkers(Executor):
 
     def _started(self) -> WorkerProcess:
         """A new worker process, the lock being held."""
-        if self._closed:
+        if self._ended:
             raise FleetClosed("the executor")
         self._num_started += 1
         if self._keeper is not None:
@@ -184,7 +183,7 @@ class ProcessWorkers(Executor):
     def _close(self) -> None:
         """End every worker, then the keeper."""
         with self._lock:
-            self._closed = True
+            self._ended = True
             keeper, self._keeper = self._keeper, None
             idle, self._idle = self._idle, []
         if keeper is not None:
@@ -195,31 +194,23 @@ class ProcessWorkers(Executor):
 
     __del__ = _close
 
-    def shutdown(  # type: ignore[override]
-        self,
-        wait: bool = True,
-        *,
-        cancel_futures: bool = False,
-        timeout: float | None = None,
-        timeout_s: float | None = None,
-    ) -> bool:
+    def shutdown(self, wait: bool = True, **options: Any) -> bool:  # type: ignore[override]
         """Wait for running calls, at most the timeout; then end every process, for good."""
-        limit = timeout_s if timeout_s is not None else timeout
-        ended = self._threads.shutdown(wait=wait, cancel_futures=cancel_futures, timeout=limit)
+        ended = super().shutdown(wait, **options)
         self._close()  # a thread that still waits for a worker sees it end
-        return ended or self._threads.shutdown(wait=True, timeout=2.0)
+        return ended or super().shutdown(wait=True, timeout=2.0)
 
 
 def packed(answer: tuple[Any, BaseException | None]) -> bytes:
-    """What a policy answered, for its worker, which waits for it: what cannot travel is told in words."""
+    """What a policy answered, for its worker, which waits for it: of what cannot travel, the text."""
     try:
         data: bytes = cloudpickle.dumps(answer)
     except Exception as why:
         action, error = answer
-        told = (
+        text = (
             f"{type(error).__name__}: {error}" if error is not None else f"the action {action!r} cannot travel ({why})"
         )
-        data = pickle.dumps((None, RuntimeError(told)))
+        data = pickle.dumps((None, RuntimeError(text)))
     return data
 
 
@@ -283,7 +274,7 @@ _kept: dict[str, bytes] = {}  # in a worker: agents that were sent once, by key
 
 def run_in_worker(function: bytes, key: str, agent: bytes | None, ask: Callable[[Any], Any]) -> Any:
     """In the worker: call a function with the agent of this key, or with one that asks the parent."""
-    if key and agent is not None:
+    if agent:
         _kept[key] = agent
         while len(_kept) > NUM_KEPT:
             del _kept[next(iter(_kept))]

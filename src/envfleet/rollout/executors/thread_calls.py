@@ -84,7 +84,7 @@ class Handover:
 
     def _help(self) -> None:
         """On a thread: take calls until none is left."""
-        begin = told = time.perf_counter()
+        begin = reported = time.perf_counter()
         while True:
             try:
                 future, function, args, kwargs = self._waiting.popleft()
@@ -95,13 +95,13 @@ class Handover:
             now = time.perf_counter()
             self._mean_s += 0.1 * (now - begin - self._mean_s)
             begin = now
-            if now - told > SHARE_S:
-                told = now
-                self._tell()
+            if now - reported > SHARE_S:
+                reported = now
+                self._report()
         if self._answers:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._resolve)
         except RuntimeError:  # the loop was closed meanwhile: no episode waits any more

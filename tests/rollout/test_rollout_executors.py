@@ -1,4 +1,6 @@
 import asyncio
+import random
+import signal
 import threading
 import time
 
@@ -399,3 +401,30 @@ def test_an_agent_or_client_that_runs_out_fails_and_does_not_hang(mode, kind):
         first, second = collector.collect([Dry(3), kind(3)], [stay, dry])
     assert first.error.phase == "reset" and second.error.phase == "agent"
     assert "StopIteration" in str(first.error) and "StopIteration" in str(second.error)
+
+
+class _Alarm(Exception):
+    """Raised by a signal handler, as a time limit of the caller does."""
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a coroutine that was interrupted before it was submitted
+@collectors()
+@pytest.mark.parametrize("kind", [Counter, AsyncClient])
+def test_a_collection_interrupted_at_random_moments_runs_no_further(mode, kind):
+    def ring(*_):
+        raise _Alarm
+
+    rng = random.Random(4)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with ParallelRolloutCollector(mode, max_workers=4) as collector:
+            collector.collect([kind(1)], stay)  # the threads are there: what interrupts their start is not tested here
+            for _ in range(30):
+                clients = [kind(10**9) for _ in range(6)]
+                with pytest.raises(_Alarm):
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 0.02))
+                    collector.collect(clients, stay, max_steps=10**9)
+                assert [len(r) for r in collector.collect(clients, stay, max_steps=2)] == [2] * 6
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -11,7 +11,7 @@ from rollout_helpers import Counter
 
 from envfleet.errors import BadArgument, FleetClosed, NotPicklable
 from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerDied
-from envfleet.rollout.executors.process_executor import ProcessWorkers, dumps
+from envfleet.rollout.executors.process_executor import Call, ProcessWorkers, dumps
 
 
 def factory(length, **kwargs):
@@ -127,7 +127,7 @@ def test_a_call_that_takes_too_long_is_killed_and_the_next_gets_a_new_process(no
     with ProcessWorkers(1) as pool:
         first = pool.submit(os.getpid).result()
         with pytest.raises(WorkerDied, match="longer than"):
-            pool.submit_shared(dumps((hang, (), {}), "the call"), None, None, None, 0.2).result()
+            pool.submit_call(Call(dumps(lambda agent: hang(), "the call"), timeout_s=0.2)).result()
         assert gone(first) and pool.submit(os.getpid).result() != first
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -14,63 +13,14 @@ from envfleet.remote.client import AsyncEnvClient
 from envfleet.remote.client_config import ClientStats
 from envfleet.remote.remote_errors import ProtocolBroken
 from envfleet.remote.result import Fields, StepResult
+from envfleet.util.loop_thread import LoopThread
 
 T = TypeVar("T")
 
 
-class IOThread:
-    """An event loop in a daemon thread, there while somebody holds it.
-
-    A pause of the caller (a gradient step, a debugger) then never stops keep-alives, and a hundred blocking
-    clients cost one thread.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._pid = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def hold(self) -> asyncio.AbstractEventLoop:
-        """The loop, started if need be; call `let_go` once for each `hold`."""
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():  # a forked child has the object, not the thread
-                self._holders, self._pid = 0, os.getpid()
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="envfleet-io", daemon=True)
-                self._thread.start()
-            self._holders += 1
-            return self._loop
-
-    def let_go(self) -> None:
-        """The last one out stops the loop and joins the thread."""
-        with self._lock:
-            if self._pid != os.getpid():
-                return
-            self._holders -= 1
-            if self._holders:
-                return
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            if thread is not threading.current_thread():
-                thread.join(5.0)
-
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
-            loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
-            loop.close()
-
-
-_io = IOThread()
+# One for all blocking clients: a hundred of them cost one thread, and a pause of the caller (a gradient step, a debugger)
+# stops no keep-alives.
+_io = LoopThread("envfleet-io")
 
 
 class Call:

@@ -27,7 +27,7 @@ _NAMES = {
     "EnvStats": "stats",
     "LatencyHistogram": "stats",
     "LedgerWarning": "rollout_errors",
-    "ParallelEnvironmentExecutor": "executors.thread_executor",
+    "ParallelEnvironmentExecutor": "executors.executor",
     "ParallelRolloutCollector": "executors.parallel_collector",
     "ProcessParallelExecutor": "executors.process_executor",
     "Rollout": "episodes.episode",

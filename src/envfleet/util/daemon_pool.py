@@ -35,10 +35,10 @@ class DaemonPool(Executor):
             raise BadArgument(f"a pool needs at least 1 thread, got {size}")
         self.size = size
         self._name = name
-        self._desk = _Desk()
+        self._shared = _Shared()
         self._closed = False
-        # The threads know the desk only, so a pool nobody refers to any more can go, and they with it.
-        weakref.finalize(self, self._desk.dismiss)
+        # The threads refer to this object only: a pool that is dropped is collected, and they end.
+        weakref.finalize(self, self._shared.dismiss)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue a call and return its future."""
@@ -47,20 +47,20 @@ class DaemonPool(Executor):
         return future
 
     def run(self, function: Callable[..., None], *args: Any) -> None:
-        """Run a call of which nobody waits for the result; it must not raise."""
+        """Run a call whose result is not waited for; it must not raise."""
         self._put((None, function, args, {}))
 
     def _put(self, job: Job) -> None:
-        desk = self._desk
-        with desk.lock:
+        shared = self._shared
+        with shared.lock:
             if self._closed:
                 raise FleetClosed("the executor")
-            desk.queue.put(job)
-            if desk.idle > 0:
-                desk.idle -= 1  # promised to this call
-            elif len(desk.threads) < self.size:
-                thread = threading.Thread(target=desk.work, name=f"{self._name}-{len(desk.threads)}", daemon=True)
-                desk.threads.append(thread)
+            shared.queue.put(job)
+            if shared.idle > 0:
+                shared.idle -= 1  # promised to this call
+            elif len(shared.threads) < self.size:
+                thread = threading.Thread(target=shared.work, name=f"{self._name}-{len(shared.threads)}", daemon=True)
+                shared.threads.append(thread)
                 thread.start()
 
     def grow(self) -> None:
@@ -76,12 +76,12 @@ class DaemonPool(Executor):
         timeout_s: float | None = None,
     ) -> bool:
         """Take no more work; with `wait`, join the threads, at most this long. True when all have ended."""
-        with self._desk.lock:
+        with self._shared.lock:
             self._closed = True
-            threads = list(self._desk.threads)
+            threads = list(self._shared.threads)
         if cancel_futures:
-            self._desk.cancel_queued()
-        self._desk.dismiss()
+            self._shared.cancel_queued()
+        self._shared.dismiss()
         limit = timeout_s if timeout_s is not None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         if wait:
@@ -91,7 +91,7 @@ class DaemonPool(Executor):
         return not any(thread.is_alive() for thread in threads)
 
 
-class _Desk:
+class _Shared:
     """What a pool and its threads share."""
 
     def __init__(self) -> None:

@@ -33,6 +33,8 @@ class ToWorker:
     MAIL = "mail"  # leaf -> slot -> object: actions that are no arrays
     CALL = "call"  # slot, ticket, phase, name, args, kwargs: call the env's interface
     FORGET = "forget"  # slot: its env was moved to the parent
+    RUN = "run"  # function: call it with a way to ask the parent, reply RAN; for process executors
+    ANSWER = "answer"  # the answer to ASKED
     CLOSE = "close"  # close the envs, reply BYE, end
 
 
@@ -42,6 +44,8 @@ class FromWorker:
     BUILT = "built"  # slot, description or Failure
     CALLED = "called"  # slot, ticket, answer or Failure
     CLOSED = "closed"  # slot, Failure: its close has failed
+    RAN = "ran"  # result or Failure
+    ASKED = "asked"  # a question of a function that runs; it waits for ANSWER
     BYE = "bye"
 
 

@@ -242,6 +242,8 @@ class Worker:
             self._call(*args)
         elif what == ToWorker.FORGET:
             self.lives[args[0]].move_out()
+        elif what == ToWorker.RUN:
+            self._run(*args)
         elif what == ToWorker.CLOSE:
             self._close()
             return False
@@ -287,6 +289,25 @@ class Worker:
     def pulse_of(self, slot: int) -> Pulse:
         """The pulse that tells of this slot."""
         return self.pulse
+
+    def _run(self, function: Callable[[Callable[[Any], Any]], Any]) -> None:
+        """Run a function of the parent's; what it is given asks the parent for something and waits for the answer."""
+        answer: Failure | bytes
+        try:
+            answer = dump_value(function(self._ask))
+        except Closed:
+            raise
+        except Exception as error:
+            answer = Failure.of(error, "call")
+        self._reply(FromWorker.RAN, answer)
+
+    def _ask(self, question: Any) -> Any:
+        self._reply(FromWorker.ASKED, dump_value(question))
+        _, data = pickle.loads(memoryview(self.channel.recv())[1:])
+        answer, error = pickle.loads(data)
+        if error is not None:
+            raise error
+        return answer
 
     def _close(self) -> None:
         for life in self.lives.values():
@@ -344,3 +365,19 @@ def dump_value(value: Any) -> bytes:
         return cloudpickle.dumps(value)  # type: ignore[no-any-return]
     except Exception as error:
         raise TypeError(f"what the environment returned cannot be pickled: {words_of(error)}") from error
+
+
+#: The start message of a worker that has no slots and only runs functions; `path` and `cwd` are added to it.
+WITHOUT_SLOTS: dict[str, Any] = {
+    "worker": 0,
+    "pulse_bytes": 64,
+    "by_value": True,
+    "threads": False,
+    "factories": pickle.dumps(([], [], [])),
+    "slots": [],
+    "on_end": "wait",
+    "tasks": {},
+    "options": {},
+    "blas_threads": None,
+    "build": False,
+}

@@ -1,7 +1,7 @@
-"""The life of one rollout over a client, written once as a generator; drivers perform its requests.
+"""The life of one rollout over a client, written once as a coroutine.
 
-`rollout_steps` decides what happens next (reset, ask the agent, step, wait before a retry) and keeps the
-record. A driver only moves control: `drive` on a thread, `drive_async` on an event loop.
+It decides what happens next (reset, ask the agent, step, wait before a retry) and keeps the record. A `Place` says how its calls
+are made: `OnThread` blocks the thread it is on, so that the coroutine never suspends; `OnLoop` awaits on an event loop.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-import threading
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from envfleet.errors import BadArgument
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.executors.client_results import StepResult, own, parse_reset, parse_step
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
-from envfleet.rollout.executors.thread_calls import Handover
+from envfleet.rollout.executors.thread_calls import Handover, Outcome
 from envfleet.rollout.executors.throttle import Throttle
 from envfleet.rollout.rollout_errors import AgentFailed, ClientFailed, RolloutFailed
 from envfleet.util.backoff import backoff_s
+from envfleet.util.daemon_pool import DaemonPool
 
 OnError = Literal["raise", "skip", "retry"]
 
@@ -42,7 +43,6 @@ class Rules:
     jitter: float = 0.5
     rollout_timeout_s: float | None = None
     check_actions: bool = True
-    throttle: Throttle = field(default_factory=Throttle)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip", "retry"):
@@ -62,6 +62,13 @@ class Rules:
 
 
 @dataclass
+class Stop:
+    """What ends a collection early; unlike an event it can travel."""
+
+    wanted: bool = False
+
+
+@dataclass
 class Job:
     """One rollout to collect."""
 
@@ -73,7 +80,7 @@ class Job:
     seed: int | None = None
     task: Any = None
     reset_kwargs: dict[str, Any] = field(default_factory=dict)
-    stop: threading.Event = field(default_factory=threading.Event)  # set: end at the next step
+    stop: Stop = field(default_factory=Stop)  # wanted: end at the next step
 
     @property
     def from_factory(self) -> bool:
@@ -97,134 +104,197 @@ class Job:
         return arguments
 
 
-@dataclass(slots=True)
-class Request:
-    """Something the driver has to do: call `function` (and note how long it took), or wait."""
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+NONE: Kwargs = MappingProxyType({})
 
-    function: Callable[..., Any] | None = None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    client: Any = None  # set for requests to the environment: these are throttled
-    is_agent: bool = False
-    awaited: bool | None = None  # whether calling it gives a coroutine; None: nobody has looked yet
-    wait_s: float = 0.0
-    seconds: float = 0.0
+
+class OnThread:
+    """Every call blocks this thread; awaitables (of async clients and agents) go over `bridge` to a loop."""
+
+    def __init__(self, bridge: Callable[[Awaitable[Any]], Any]) -> None:
+        self._bridge = bridge
+
+    async def call(
+        self, function: Any, args: Args = (), kwargs: Kwargs = NONE, awaited: bool | None = None, agent: bool = False
+    ) -> Outcome:
+        """Make a call. `awaited` says whether it gives a coroutine, `agent` that it is the agent's; here nothing depends on them."""
+        try:
+            answer = function(*args, **kwargs)
+            return self._bridge(answer) if inspect.isawaitable(answer) else answer, None
+        except CALL_ERRORS as error:
+            return None, error
+
+    @asynccontextmanager
+    async def turn(self, throttle: Throttle, client: Any) -> AsyncIterator[None]:
+        """Block until there is a turn."""
+        with throttle.request(client):
+            yield
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+class OnLoop:
+    """Coroutines are awaited on the running loop; other calls may block and go to threads, an inline agent excepted."""
+
+    def __init__(self, pool: DaemonPool, inline_agent: bool = False) -> None:
+        self._client_calls = Handover(pool)
+        self._agent_calls = None if inline_agent else Handover(pool)  # apart: clients wait, most agents do not
+
+    async def call(
+        self, function: Any, args: Args = (), kwargs: Kwargs = NONE, awaited: bool | None = None, agent: bool = False
+    ) -> Outcome:
+        """Await a call, or have a thread make it; whether it gives a coroutine is looked up unless `awaited` says so."""
+        if isinstance(function, BatchedPolicy):
+            function, awaited = function.ask, True
+        elif awaited is None:
+            awaited = is_async(function)
+        threads = None if awaited else self._agent_calls if agent else self._client_calls
+        try:
+            if threads is None:
+                answer = function(*args, **kwargs)
+            else:
+                answer, error = await threads.call(function, args, kwargs)
+                if error is not None:
+                    return None, error
+            return await answer if inspect.isawaitable(answer) else answer, None
+        except CALL_ERRORS as error:
+            return None, error
+
+    def turn(self, throttle: Throttle, client: Any) -> AbstractAsyncContextManager[None]:
+        """Wait for a turn; other rollouts go on."""
+        return throttle.request_async(client)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep; other rollouts go on."""
+        await asyncio.sleep(seconds)
 
 
 class Stopped(Exception):
     """The collection was given up while this rollout ran."""
 
 
-Steps = Generator[Request, Any, Rollout]
-
-
-class Threads(NamedTuple):
-    """Where the sync calls of an event loop run: apart, since clients wait; an agent of None runs on the loop."""
-
-    client: Handover
-    agent: Handover | None
-
-
-def rollout_steps(job: Job, rules: Rules) -> Steps:
-    """Collect one rollout, with retries; the failed record is returned, not raised."""
-    attempt = 1
-    while True:
-        rollout = Rollout(env_name=job.env_name, seed=job.seed, task=job.task, episode=job.index, attempts=attempt)
-        rollout.started_s = time.time()
-        begin = time.perf_counter()
-        client: Any = None
-        try:
-            client = (yield from _build(job)) if job.from_factory else job.client
-            yield from _episode(job, rules, client, rollout, begin)
-        except RolloutFailed as error:
-            rollout.error = error
-        rollout.wall_s = time.perf_counter() - begin
-        if job.from_factory and client is not None:
-            yield from _close(client)
-        final = rollout.error is None or attempt >= rules.max_attempts or job.stop.is_set()
-        # A wrong answer is the agent's code being wrong: asking again would only be slower.
-        if final or (isinstance(rollout.error, AgentFailed) and rollout.error.__cause__ is None):
-            return rollout
-        yield Request(wait_s=rules.pause_s(attempt, random.random()))
-        attempt += 1
-
-
-def _build(job: Job) -> Generator[Request, Any, Any]:
+def collect_on_thread(job: Job, rules: Rules, throttle: Throttle, bridge: Callable[[Awaitable[Any]], Any]) -> Rollout:
+    """Collect one rollout on this thread."""
+    coroutine = ClientEpisode(job, rules, throttle, OnThread(bridge)).collect()
     try:
-        return (yield Request(job.client))
-    except CALL_ERRORS as error:
-        raise ClientFailed(f"building the client raised {_text(error)}", env_name=job.env_name, phase="init") from error
+        coroutine.send(None)
+    except StopIteration as ended:
+        rollout: Rollout = ended.value
+        return rollout
+    raise AssertionError("a rollout on a thread blocks and never suspends")
 
 
-def _close(client: Any) -> Generator[Request, Any, None]:
-    close = getattr(client, "close", None)
-    if callable(close):
-        try:
-            yield Request(close)
-        except CALL_ERRORS:  # the episode is complete; a failing farewell must not undo it
-            pass
+@dataclass
+class ClientEpisode:
+    """One rollout: a job, how it is treated, where it runs."""
 
+    job: Job
+    rules: Rules
+    throttle: Throttle
+    place: OnThread | OnLoop
 
-def _episode(job: Job, rules: Rules, client: Any, rollout: Rollout, begin: float) -> Generator[Request, Any, None]:
-    arguments = job.reset_arguments(client)
-    result, _ = yield from _ask_client(job, client, "reset", -1, parse_reset, (), arguments)
-    rollout.observations.append(own(result.obs))
-    rollout.reset_info = result.info
-    space = getattr(client, "action_space", None) if rules.check_actions else None
-    done = result.terminated or result.truncated
-    awaited = is_async(getattr(client, "step", None)), is_async(_asker(job.agent))  # once, not at every step
-    step = 0
-    while not done and step < job.max_steps:
-        if job.stop.is_set():
-            error = ClientFailed("the collection was stopped", env_name=job.env_name, phase="stopped", step=step)
-            raise error from Stopped()
-        action = yield from _ask_agent(job, result.obs, done, space, step, awaited[1])
-        result, seconds = yield from _ask_client(job, client, "step", step, parse_step, (action,), {}, awaited[0])
-        step += 1
-        done = result.terminated or result.truncated
-        cut = not done and step >= job.max_steps
-        rollout.actions.append(own(action))
-        rollout.rewards.append(result.reward)
-        rollout.terminated.append(result.terminated)
-        rollout.truncated.append(result.truncated or cut)
+    async def collect(self) -> Rollout:
+        """Collect the rollout, with retries; a failed record is returned, not raised."""
+        job, attempt = self.job, 1
+        while True:
+            rollout = Rollout(env_name=job.env_name, seed=job.seed, task=job.task, episode=job.index, attempts=attempt)
+            rollout.started_s = time.time()
+            begin = time.perf_counter()
+            client: Any = None
+            try:
+                client = await self._build() if job.from_factory else job.client
+                await self._play(client, rollout, begin)
+            except RolloutFailed as error:
+                rollout.error = error
+            rollout.wall_s = time.perf_counter() - begin
+            if job.from_factory and callable(close := getattr(client, "close", None)):
+                await self.place.call(close)  # the episode is complete: an error in closing must not undo it
+            final = rollout.error is None or attempt >= self.rules.max_attempts or job.stop.wanted
+            # A wrong answer is the agent's code being wrong: asking again would only be slower.
+            if final or (isinstance(rollout.error, AgentFailed) and rollout.error.__cause__ is None):
+                return rollout
+            await self.place.pause(self.rules.pause_s(attempt, random.random()))
+            attempt += 1
+
+    async def _build(self) -> Any:
+        client, error = await self.place.call(self.job.client)
+        if error is not None:
+            message = f"building the client raised {_text(error)}"
+            raise ClientFailed(message, env_name=self.job.env_name, phase="init") from error
+        return client
+
+    async def _play(self, client: Any, rollout: Rollout, begin: float) -> None:
+        job, limit_s = self.job, self.rules.rollout_timeout_s
+        arguments = job.reset_arguments(client)
+        result, _ = await self._ask_client(client, "reset", -1, parse_reset, (), arguments)
         rollout.observations.append(own(result.obs))
-        rollout.infos.append(result.info)
-        rollout.step_latencies.append(seconds)
-        if rules.rollout_timeout_s is not None and not done and time.perf_counter() - begin > rules.rollout_timeout_s:
-            message = f"the rollout ran longer than rollout_timeout_s={rules.rollout_timeout_s:g}"
-            raise ClientFailed(message, env_name=job.env_name, phase="timeout", step=step) from TimeoutError(message)
+        rollout.reset_info = result.info
+        space = getattr(client, "action_space", None) if self.rules.check_actions else None
+        awaited = is_async(getattr(client, "step", None)), is_async(job.agent)  # once, not at every step
+        done, step = result.terminated or result.truncated, 0
+        while not done and step < job.max_steps:
+            if job.stop.wanted:
+                raise self._failed("the collection was stopped", "stopped", step) from Stopped()
+            action = await self._ask_agent(result.obs, done, space, step, awaited[1])
+            result, seconds = await self._ask_client(client, "step", step, parse_step, (action,), {}, awaited[0])
+            step += 1
+            done = result.terminated or result.truncated
+            cut = not done and step >= job.max_steps
+            rollout.actions.append(own(action))
+            rollout.rewards.append(result.reward)
+            rollout.terminated.append(result.terminated)
+            rollout.truncated.append(result.truncated or cut)
+            rollout.observations.append(own(result.obs))
+            rollout.infos.append(result.info)
+            rollout.step_latencies.append(seconds)
+            if limit_s is not None and not done and time.perf_counter() - begin > limit_s:
+                message = f"the rollout ran longer than rollout_timeout_s={limit_s:g}"
+                raise self._failed(message, "timeout", step) from TimeoutError(message)
 
+    async def _ask_client(
+        self,
+        client: Any,
+        phase: str,
+        step: int,
+        parse: Callable[[Any], StepResult],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        awaited: bool | None = None,
+    ) -> tuple[StepResult, float]:
+        """Call reset or step; also gives how many seconds it took, without the wait for a turn."""
+        try:
+            function = getattr(client, phase)
+            if self.throttle.active:
+                async with self.place.turn(self.throttle, client):
+                    begin = time.perf_counter()
+                    answer, error = await self.place.call(function, args, kwargs, awaited)
+            else:
+                begin = time.perf_counter()
+                answer, error = await self.place.call(function, args, kwargs, awaited)
+            seconds = time.perf_counter() - begin
+            if error is None:
+                return parse(answer), seconds
+        except CALL_ERRORS as broken:
+            error = broken
+        raise self._failed(f"{phase}() raised {_text(error)}", phase, step) from error
 
-def _ask_client(
-    job: Job,
-    client: Any,
-    phase: str,
-    step: int,
-    parse: Callable[[Any], StepResult],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    awaited: bool | None = None,
-) -> Generator[Request, Any, tuple[StepResult, float]]:
-    try:
-        request = Request(getattr(client, phase), args, kwargs, client=client, awaited=awaited)
-        return parse((yield request)), request.seconds
-    except CALL_ERRORS as error:
-        message = f"{phase}() raised {_text(error)}"
-        raise ClientFailed(message, env_name=job.env_name, phase=phase, step=step) from error
+    async def _ask_agent(self, obs: Any, done: bool, space: Any, step: int, awaited: bool) -> Any:
+        action, error = await self.place.call(self.job.agent, (obs, done), NONE, awaited, agent=True)
+        if error is not None:
+            message = f"the agent raised {_text(error)}"
+        elif action is None:
+            message = "the agent returned None instead of an action"
+        elif space is not None and not _contains(space, action):
+            message = f"the agent returned {action!r}, which is not in the action space {space}"
+        else:
+            return action
+        raise AgentFailed(message, env_name=self.job.env_name, phase="agent", step=step, value=action) from error
 
-
-def _ask_agent(job: Job, obs: Any, done: bool, space: Any, step: int, awaited: bool) -> Generator[Request, Any, Any]:
-    where = {"env_name": job.env_name, "phase": "agent", "step": step}
-    try:
-        action = yield Request(job.agent, (obs, done), is_agent=True, awaited=awaited)
-    except CALL_ERRORS as error:
-        raise AgentFailed(f"the agent raised {_text(error)}", **where) from error  # type: ignore[arg-type]
-    if action is None:
-        raise AgentFailed("the agent returned None instead of an action", **where)  # type: ignore[arg-type]
-    if space is not None and not _contains(space, action):
-        message = f"the agent returned {action!r}, which is not in the action space {space}"
-        raise AgentFailed(message, **where, value=action)  # type: ignore[arg-type]
-    return action
+    def _failed(self, message: str, phase: str, step: int) -> ClientFailed:
+        return ClientFailed(message, env_name=self.job.env_name, phase=phase, step=step)
 
 
 def _contains(space: Any, action: Any) -> bool:
@@ -239,89 +309,6 @@ def _contains(space: Any, action: Any) -> bool:
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def drive(steps: Steps, throttle: Throttle, bridge: Callable[[Awaitable[Any]], Any]) -> Rollout:
-    """Perform a rollout on this thread; awaitables (async clients and agents) go over `bridge` to a loop."""
-    try:
-        request = next(steps)
-        while True:
-            try:
-                answer = _perform(request, throttle, bridge)
-            except CALL_ERRORS as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as stop:
-        rollout: Rollout = stop.value
-        return rollout
-
-
-def _perform(request: Request, throttle: Throttle, bridge: Callable[[Awaitable[Any]], Any]) -> Any:
-    if request.function is None:
-        time.sleep(request.wait_s)
-        return None
-    if request.client is not None and throttle.active:
-        with throttle.request(request.client):
-            return _timed(request, bridge)
-    return _timed(request, bridge)
-
-
-def _timed(request: Request, bridge: Callable[[Awaitable[Any]], Any]) -> Any:
-    assert request.function is not None
-    begin = time.perf_counter()
-    answer = request.function(*request.args, **request.kwargs)
-    if inspect.isawaitable(answer):
-        answer = bridge(answer)
-    request.seconds = time.perf_counter() - begin
-    return answer
-
-
-async def drive_async(steps: Steps, throttle: Throttle, threads: Threads) -> Rollout:
-    """Perform a rollout on the running loop; what is not `async def` goes to `threads`, for it may block."""
-    try:
-        request = next(steps)
-        while True:
-            try:
-                answer = await _perform_async(request, throttle, threads)
-            except CALL_ERRORS as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as stop:
-        rollout: Rollout = stop.value
-        return rollout
-
-
-async def _perform_async(request: Request, throttle: Throttle, threads: Threads) -> Any:
-    if request.function is None:
-        await asyncio.sleep(request.wait_s)
-        return None
-    if request.client is not None and throttle.active:
-        async with throttle.request_async(request.client):
-            return await _timed_async(request, threads)
-    return await _timed_async(request, threads)
-
-
-async def _timed_async(request: Request, threads: Threads) -> Any:
-    assert request.function is not None
-    begin = time.perf_counter()
-    function = _asker(request.function)
-    awaited = is_async(function) if request.awaited is None else request.awaited
-    hop = None if awaited else threads.agent if request.is_agent else threads.client
-    if hop is None:
-        answer = function(*request.args, **request.kwargs)
-    else:
-        answer = await hop.call(function, *request.args, **request.kwargs)
-    if inspect.isawaitable(answer):
-        answer = await answer
-    request.seconds = time.perf_counter() - begin
-    return answer
-
-
-def _asker(agent: Any) -> Any:
-    """What async code calls: a batched policy has a coroutine for it."""
-    return agent.ask if isinstance(agent, BatchedPolicy) else agent
 
 
 def is_async(function: Any) -> bool:

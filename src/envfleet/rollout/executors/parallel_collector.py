@@ -8,11 +8,16 @@ from typing import Any, Literal, Self
 from envfleet.errors import BadArgument
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.executors.async_executor import AsyncParallelExecutor
+from envfleet.rollout.executors.executor import Names, ParallelEnvironmentExecutor, RolloutExecutor
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor
-from envfleet.rollout.executors.thread_executor import JobRunner, ParallelEnvironmentExecutor
 from envfleet.rollout.stats import Stats, Stopwatch
 
 ExecutionMode = Literal["thread", "async", "process"]
+_EXECUTORS: dict[str, type[RolloutExecutor]] = {
+    "thread": ParallelEnvironmentExecutor,
+    "async": AsyncParallelExecutor,
+    "process": ProcessParallelExecutor,
+}
 
 
 class ParallelRolloutCollector:
@@ -35,34 +40,18 @@ class ParallelRolloutCollector:
 
     def __init__(self, execution_mode: ExecutionMode = "thread", max_workers: int = 8, **rules: Any) -> None:
         self.execution_mode = execution_mode
-        self.executor: JobRunner
-        if execution_mode == "thread":
-            self.executor = ParallelEnvironmentExecutor(max_workers, **rules)
-        elif execution_mode == "async":
-            self.executor = AsyncParallelExecutor(max_workers, **rules)
-        elif execution_mode == "process":
-            self.executor = ProcessParallelExecutor(max_workers, **rules)
-        else:
+        if execution_mode not in _EXECUTORS:
             raise BadArgument(f"execution_mode must be 'thread', 'async' or 'process', got {execution_mode!r}")
+        self.executor = _EXECUTORS[execution_mode](max_workers, **rules)
 
     def collect(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> Rollouts:
         """One rollout per client, in submission order."""
         return self.executor.run(clients, agent_fn, max_steps, env_names, **options)
 
     def collect_with_stats(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> tuple[Rollouts, Stats]:
         """The same with the statistics of these rollouts."""
         watch = Stopwatch()
@@ -70,12 +59,7 @@ class ParallelRolloutCollector:
         return rollouts, rollouts.stats(wall_s=watch.seconds)
 
     def iter_rollouts(
-        self,
-        clients: Sequence[Any],
-        agent_fn: Any,
-        max_steps: int = 1000,
-        env_names: Sequence[str] | None = None,
-        **options: Any,
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> Iterator[Rollout]:
         """Yield rollouts as they complete."""
         return self.executor.run_iter(clients, agent_fn, max_steps, env_names, **options)

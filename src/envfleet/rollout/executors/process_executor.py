@@ -1,236 +1,221 @@
-"""Rollouts in worker processes: for agents and environments that compute."""
+"""Rollouts in worker processes: for agents and environments that compute.
+
+The workers are a fleet's: the same keeper starts and ends them, and their message loop runs functions by value ("run"). One has no
+slots here. It never imports the user's `__main__`, and runs one call at a time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
-import os
 import pickle
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import cloudpickle
 
 from envfleet.errors import BadArgument, FleetClosed, FleetError, NotPicklable
+from envfleet.faults.failure import Failure, load_value
 from envfleet.rollout.episodes.episode import Rollout
-from envfleet.rollout.executors.client_episode import Job, Rules, drive, rollout_steps
-from envfleet.rollout.executors.executor_worker import ENTRY, NUM_KEPT, AskParent
+from envfleet.rollout.executors.client_episode import Job, Rules, collect_on_thread
+from envfleet.rollout.executors.executor import RolloutExecutor
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
-from envfleet.rollout.executors.thread_executor import JobRunner
 from envfleet.rollout.executors.throttle import Throttle
 from envfleet.util.daemon_pool import DaemonPool, outcome
 from envfleet.util.loop_thread import LoopThread
 from envfleet.workers.channel import Closed, ParentChannel, pair
-from envfleet.workers.launcher import Keeper, check_start_method, default_start_method
+from envfleet.workers.launcher import Keeper, default_start_method, working_folder
+from envfleet.workers.protocol import MESSAGE, FromWorker, ToWorker
+from envfleet.workers.shared_memory import Segment
+from envfleet.workers.worker import WITHOUT_SLOTS
+
+NUM_KEPT = 4  # agents a worker keeps
 
 
 class WorkerDied(FleetError):
     """A worker process ended while it ran a call: killed, or the code in it left the interpreter."""
 
 
-class _Staff:
-    """The keeper of a pool's workers. It is not made for threads, so one at a time talks to it."""
+@dataclass(frozen=True)
+class Call:
+    """A call in a worker: a pickled function of one argument, the agent."""
 
-    def __init__(self) -> None:
-        self.method = check_start_method(default_start_method())
-        self._lock = threading.Lock()
-        self._keeper: Keeper | None = None
-        self._num_started = 0
-        self._closed = False
-
-    def start(self) -> tuple[int, ParentChannel]:
-        """A new worker process and the parent's end of its socket."""
-        with self._lock:
-            if self._closed:
-                raise FleetClosed("the executor")
-            self._num_started += 1
-            if self._keeper is not None:
-                try:
-                    return self._start(self._keeper)
-                except FleetError:  # somebody killed it, and the workers went with it: another one then
-                    self._keeper.close()
-            self._keeper = Keeper(self.method)
-            return self._start(self._keeper)
-
-    def _start(self, keeper: Keeper) -> tuple[int, ParentChannel]:
-        ours, theirs = pair()
-        try:
-            pid = keeper.start_worker(self._num_started, [theirs], entry=ENTRY)
-            ours.send(pickle.dumps((list(sys.path), os.getcwd())))
-        except BaseException:
-            ours.close()
-            raise
-        return pid, ours
-
-    def end(self, pid: int) -> str:
-        """Make sure that a worker and all it started have ended; says how it did."""
-        with self._lock:
-            if self._keeper is None:
-                return "the executor was shut down"
-            code = self._keeper.exit_code(pid, 0.2)  # its end may be a moment younger than its hanging up
-            if code is None:
-                self._keeper.kill(pid)
-                code = self._keeper.exit_code(pid, 2.0)
-        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-
-    def close(self) -> None:
-        """End every worker, then the keeper."""
-        with self._lock:
-            self._closed = True
-            keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.close()
+    function: bytes
+    agent: bytes = b""  # pickled; the worker keeps it by `key`
+    key: str = ""  # without one, the argument is a function that asks `policy`, in the parent
+    policy: BatchedPolicy | None = None
+    timeout_s: float | None = None
+    attempts: int = 1
 
 
+@dataclass
 class WorkerProcess:
     """One process and the parent's end of its socket; used by one thread at a time."""
 
-    def __init__(self, staff: _Staff) -> None:
-        self._staff = staff
-        self.pid, self._channel = staff.start()
-        self._known: list[str] = []
-        self._ended = False
+    pid: int
+    channel: ParentChannel
+    known: list[str] = field(default_factory=list)  # keys of the agents it keeps
 
-    def call(
-        self,
-        call: bytes,
-        key: str | None,
-        shared: bytes | None,
-        policy: BatchedPolicy | None,
-        timeout_s: float | None,
-    ) -> Any:
-        """Run one pickled call there; serve its policy requests meanwhile."""
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            value = shared if key is not None and key not in self._known else None
-            self._channel.send(pickle.dumps((key, value, call)))
-            if value is not None and key is not None:
-                self._known = [*self._known, key][-NUM_KEPT:]
-            while True:
-                kind, value = pickle.loads(self._receive(deadline))
-                if kind == "result":
-                    return value
-                if kind == "error":
-                    raise value
-                assert policy is not None
-                self._channel.send(_packed(outcome(policy, (value,), {})))
-        except TimeoutError:
-            self.end()
-            raise WorkerDied(f"the worker was killed: the call ran longer than {timeout_s:g} s") from None
-        except Closed as closed:
-            raise WorkerDied(f"the worker process ended ({self.end()}) in the middle of a call") from closed
+    def run(self, call: Call) -> Any:
+        """Run a call there and answer what it asks the policy meanwhile. Gives its result, or a Failure."""
+        deadline = math.inf if call.timeout_s is None else time.monotonic() + call.timeout_s
+        agent = None if call.key in self.known else call.agent
+        self._send(ToWorker.RUN, partial(run_in_worker, call.function, call.key, agent))
+        if agent:
+            self.known = [*self.known, call.key][-NUM_KEPT:]
+        while True:
+            what, data = pickle.loads(memoryview(self._receive(deadline))[1:])
+            value = load_value(data, "call")
+            if what == FromWorker.RAN:
+                return value
+            assert call.policy is not None
+            unread = isinstance(value, Failure)
+            self._send(ToWorker.ANSWER, packed((None, value.exception) if unread else outcome(call.policy, (value,), {})))
+
+    def _send(self, *message: Any) -> None:
+        self.channel.send(MESSAGE + pickle.dumps(message))
 
     def _receive(self, deadline: float) -> bytes:
-        while (frame := self._channel.take()) is None:
-            if self._channel.eof:
+        while (frame := self.channel.take()) is None:
+            if self.channel.eof:
                 raise Closed
             left = deadline - time.monotonic()
-            if not self._channel.wait(min(left, 60.0)) and left <= 0:
+            if not self.channel.wait(min(left, 60.0)) and left <= 0:
                 raise TimeoutError
         return frame
 
     @property
     def alive(self) -> bool:
         """Whether the process runs, as far as its socket tells."""
-        if not self._ended:
-            self._channel.wait(0.0)
-        return not self._ended and not self._channel.eof
-
-    def end(self) -> str:
-        """End it and all it started; says how it ended."""
-        self._ended = True
-        self._channel.close()
-        return self._staff.end(self.pid)
+        self.channel.wait(0.0)
+        return not self.channel.eof
 
 
-class ProcessWorkers(Executor):
-    """A pool of worker processes behind the `concurrent.futures` interface.
+class ProcessWorkers(DaemonPool):
+    """A pool of worker processes behind the `concurrent.futures` interface; a thread waits for each.
 
     A worker that dies fails only the call it ran; the next call gets a new process.
     """
 
     def __init__(self, max_workers: int) -> None:
-        self._threads = DaemonPool(max_workers, name="envfleet-process")  # one waits for each process
-        self._staff = _Staff()
-        self._lock = threading.Lock()
+        self._keeper: Keeper | None = None
+        self._lock = threading.Lock()  # the keeper is not made for threads: one at a time talks to it
+        self._page = Segment.create(64)  # a worker's pulse and stacks go here; nothing reads them
         self._idle: list[WorkerProcess] = []
-        weakref.finalize(self, self._staff.close)
+        self._num_started, self._ended = 0, False
+        super().__init__(max_workers, name="envfleet-process")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function by value in a worker."""
-        return self._threads.submit(self._call, dumps((fn, args, kwargs), "the call"), None, None, None, None)
+        return self.submit_call(Call(dumps(lambda agent: fn(*args, **kwargs), "the call")))
 
-    def submit_shared(
-        self,
-        call: bytes,
-        key: str | None,
-        shared: bytes | None,
-        policy: BatchedPolicy | None,
-        timeout_s: float | None,
-        attempts: int = 1,
-    ) -> Future[Any]:
-        """Run a pickled call whose `agent` argument every worker keeps by key."""
-        return self._threads.submit(self._call_again, attempts, call, key, shared, policy, timeout_s)
+    def submit_call(self, call: Call) -> Future[Any]:
+        """Run a call in a worker; if the worker dies, `call.attempts` times in all."""
+        return super().submit(self._attempt, call)
 
-    def _call_again(self, attempts: int, *call: Any) -> Any:
-        """Call; a death of the worker is tried again `attempts` times in all."""
-        for left in reversed(range(attempts)):
+    def _attempt(self, call: Call) -> Any:
+        for left in reversed(range(call.attempts)):
             try:
-                return self._call(*call)
+                return self._run(call)
             except WorkerDied:
                 if not left:
                     raise
 
-    def _call(self, *call: Any) -> Any:
+    def _run(self, call: Call) -> Any:
         with self._lock:
             worker = self._idle.pop() if self._idle else None
-        if worker is None or not worker.alive:
-            worker = WorkerProcess(self._staff)
+            if worker is None or not worker.alive:
+                worker = self._started()
         try:
-            return worker.call(*call)
-        finally:
-            if worker.alive:
-                with self._lock:
-                    self._idle.append(worker)
-
-    def shutdown(  # type: ignore[override]
-        self,
-        wait: bool = True,
-        *,
-        cancel_futures: bool = False,
-        timeout: float | None = None,
-        timeout_s: float | None = None,
-    ) -> bool:
-        """Wait for running calls, at most the timeout; then end every process, for good."""
-        limit = timeout_s if timeout_s is not None else timeout
-        ended = self._threads.shutdown(wait=wait, cancel_futures=cancel_futures, timeout=limit)
-        self._staff.close()  # whoever still waits for a worker sees it end
+            value = worker.run(call)
+        except TimeoutError:
+            self._end(worker)
+            raise WorkerDied(f"the worker was killed: the call ran longer than {call.timeout_s:g} s") from None
+        except Closed as closed:
+            raise WorkerDied(f"the worker process ended ({self._end(worker)}) in the middle of a call") from closed
         with self._lock:
+            self._idle.append(worker)
+        if isinstance(value, Failure):
+            raise value.exception
+        return value
+
+    def _started(self) -> WorkerProcess:
+        """A new worker process, the lock being held."""
+        if self._ended:
+            raise FleetClosed("the executor")
+        self._num_started += 1
+        if self._keeper is not None:
+            try:
+                return self._started_by(self._keeper)
+            except FleetError:  # it was killed, and the workers with it: another one then
+                self._keeper.close()
+        self._keeper = Keeper(default_start_method())
+        return self._started_by(self._keeper)
+
+    def _started_by(self, keeper: Keeper) -> WorkerProcess:
+        ours, theirs = pair()
+        try:
+            pid = keeper.start_worker(self._num_started, [theirs, self._page, self._page])
+            ours.send(pickle.dumps({**WITHOUT_SLOTS, "path": list(sys.path), "cwd": working_folder()}))
+        except BaseException:
+            ours.close()
+            raise
+        return WorkerProcess(pid, ours)
+
+    def _end(self, worker: WorkerProcess) -> str:
+        """Make sure that a worker and all it started have ended; says how it did."""
+        worker.channel.close()
+        with self._lock:
+            if self._keeper is None:
+                return "the executor was shut down"
+            code = self._keeper.exit_code(worker.pid, 0.2)  # its end may be a moment younger than its hanging up
+            if code is None:
+                self._keeper.kill(worker.pid)
+                code = self._keeper.exit_code(worker.pid, 2.0)
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    def _close(self) -> None:
+        """End every worker, then the keeper."""
+        with self._lock:
+            self._ended = True
+            keeper, self._keeper = self._keeper, None
             idle, self._idle = self._idle, []
+        if keeper is not None:
+            keeper.close()
         for worker in idle:
-            worker.end()
-        return ended or self._threads.shutdown(wait=True, timeout=2.0)
+            worker.channel.close()
+        self._page.close()
+
+    __del__ = _close
+
+    def shutdown(self, wait: bool = True, **options: Any) -> bool:  # type: ignore[override]
+        """Wait for running calls, at most the timeout; then end every process, for good."""
+        ended = super().shutdown(wait, **options)
+        self._close()  # a thread that still waits for a worker sees it end
+        return ended or super().shutdown(wait=True, timeout=2.0)
 
 
-def _packed(answer: tuple[Any, BaseException | None]) -> bytes:
-    """What a policy answered, for its worker, which waits for it: what cannot travel is told in words."""
+def packed(answer: tuple[Any, BaseException | None]) -> bytes:
+    """What a policy answered, for its worker, which waits for it: of what cannot travel, the text."""
     try:
         data: bytes = cloudpickle.dumps(answer)
     except Exception as why:
         action, error = answer
-        told = (
+        text = (
             f"{type(error).__name__}: {error}" if error is not None else f"the action {action!r} cannot travel ({why})"
         )
-        data = pickle.dumps((None, RuntimeError(told)))
+        data = pickle.dumps((None, RuntimeError(text)))
     return data
 
 
-class ProcessParallelExecutor(JobRunner):
+class ProcessParallelExecutor(RolloutExecutor):
     """Collect rollouts in worker processes.
 
     `clients` are factories: callables that build a client, called in the worker. Agents travel by value, once
@@ -246,61 +231,62 @@ class ProcessParallelExecutor(JobRunner):
     """
 
     def __init__(self, max_workers: int = 2, **rules: Any) -> None:
-        super().__init__(**rules)
-        if self.rules.throttle.active:
+        self.executor = ProcessWorkers(max_workers)
+        super().__init__(max_workers, **rules)
+        if self._throttle.active:
             raise BadArgument("max_rate and max_in_flight need one process to count in: use 'thread' or 'async'")
         self.max_workers = max_workers
-        self.executor: ProcessWorkers = ProcessWorkers(max_workers)
-        self._shared: tuple[Any, str, bytes] | None = None
+        self._agent: tuple[Any, str, bytes] | None = None  # the last one, its key, and pickled
 
-    @property
-    def concurrency(self) -> int:
-        """How many rollouts run at once."""
-        return self.max_workers
+    collect_rollouts = RolloutExecutor.run
+    iter_rollouts = RolloutExecutor.run_iter
 
-    collect_rollouts = JobRunner.run
-    iter_rollouts = JobRunner.run_iter
+    def _completed(self, jobs: Sequence[Job]) -> Iterator[Rollout]:
+        """Pack all jobs before any starts: what cannot travel is the caller's error, not a rollout's."""
+        return super()._completed([replace(job, client=self._packed(job)) for job in jobs])
 
-    def submit_job(self, job: Job) -> Future[Rollout]:
-        """Start one rollout in a worker."""
+    def _packed(self, job: Job) -> Call:
         policy = job.agent if isinstance(job.agent, BatchedPolicy) else None
-        agent = AskParent() if policy is not None else job.agent
-        if self._shared is None or self._shared[0] is not job.agent:
-            data = dumps(agent, "the agent")
-            self._shared = (job.agent, hashlib.sha256(data).hexdigest(), data)
-        _, key, data = self._shared
-        fields = {
-            "client": job.client,
-            "max_steps": job.max_steps,
-            "env_name": job.env_name,
-            "index": job.index,
-            "seed": job.seed,
-            "task": job.task,
-            "reset_kwargs": job.reset_kwargs,
-        }
-        rules = {
-            name: getattr(self.rules, name)
-            for name in ("on_error", "max_retries", "backoff_s", "max_backoff_s", "jitter", "check_actions")
-        }
-        rules["rollout_timeout_s"] = self.rules.rollout_timeout_s
-        call = dumps((run_in_worker, (fields, rules), {}), f"the factory of {job.env_name!r}")
-        return self.executor.submit_shared(call, key, data, policy, self._deadline(), self.rules.max_attempts)
+        agent, key = b"", ""
+        if policy is None:
+            if self._agent is None or self._agent[0] is not job.agent:
+                data = dumps(job.agent, "the agent")
+                self._agent = (job.agent, hashlib.sha256(data).hexdigest(), data)
+            _, key, agent = self._agent
+        work = partial(run_rollout, replace(job, agent=None), self.rules)
+        function = dumps(work, f"the factory of {job.env_name!r}")
+        return Call(function, agent, key, policy, self._deadline(), self.rules.max_attempts)
+
+    def _can_await(self, job: Job) -> bool:
+        return False
+
+    def _start(self, job: Job, loop: asyncio.AbstractEventLoop) -> Future[Rollout]:
+        """Start one rollout in a worker."""
+        return self.executor.submit_call(job.client)  # type: ignore[no-any-return]
 
     def _deadline(self) -> float | None:
         """When a worker is killed: all attempts had their time, and some to start in."""
         limit = self.rules.rollout_timeout_s
         return None if limit is None else (limit + self.rules.max_backoff_s) * self.rules.max_attempts + 5.0
 
-    def _end(self, wait: bool, timeout_s: float | None) -> bool:
-        return self.executor.shutdown(wait=wait, cancel_futures=True, timeout=timeout_s)
+
+_kept: dict[str, bytes] = {}  # in a worker: agents that were sent once, by key
 
 
-def run_in_worker(fields: dict[str, Any], rules: dict[str, Any], agent: Any) -> Rollout:
+def run_in_worker(function: bytes, key: str, agent: bytes | None, ask: Callable[[Any], Any]) -> Any:
+    """In the worker: call a function with the agent of this key, or with one that asks the parent."""
+    if agent:
+        _kept[key] = agent
+        while len(_kept) > NUM_KEPT:
+            del _kept[next(iter(_kept))]
+    return pickle.loads(function)(pickle.loads(_kept[key]) if key else lambda obs, done: ask(obs))
+
+
+def run_rollout(job: Job, rules: Rules, agent: Any) -> Rollout:
     """Collect one rollout in this (worker) process."""
     loop = LoopThread()
     try:
-        steps = rollout_steps(Job(agent=agent, **fields), Rules(**rules, throttle=Throttle()))
-        return drive(steps, Throttle(), loop.wait_for)
+        return collect_on_thread(replace(job, agent=agent), rules, Throttle(), loop.wait_for)
     finally:
         loop.close()
 

@@ -69,29 +69,29 @@ class BatchedPolicy:
         self.num_calls = 0
         self.num_requests = 0
         self._stack = stack
-        self._waiting: deque[_Seat] = deque()
+        self._waiting: deque[_Question] = deque()
         self._changed = threading.Condition()
         self._running = 0  # episodes that may still ask
         self._server: threading.Thread | None = None
 
     def __call__(self, obs: Any, done: bool = False) -> Any:
         """Wait for the batch this observation goes with and return its action."""
-        seat = _Seat(obs, None)
-        self._sit(seat)
-        seat.blocked.acquire()  # released with the answer
-        return seat.action()
+        question = _Question(obs, None)
+        self._put(question)
+        question.blocked.acquire()  # released with the answer
+        return question.action()
 
     async def ask(self, obs: Any, done: bool = False) -> Any:
         """The same for async code: other episodes go on while this one waits."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        seat = _Seat(obs, future)
-        self._sit(seat)
+        question = _Question(obs, future)
+        self._put(question)
         await future
-        return seat.action()
+        return question.action()
 
-    def _sit(self, seat: _Seat) -> None:
+    def _put(self, question: _Question) -> None:
         with self._changed:
-            self._waiting.append(seat)
+            self._waiting.append(question)
             self.num_requests += 1
             if self._server is None:
                 self._server = threading.Thread(target=self._serve, name="envfleet-policy", daemon=True)
@@ -124,11 +124,11 @@ class BatchedPolicy:
                 return
             self._answer(batch)
 
-    def _next_batch(self) -> list[_Seat] | None:
+    def _next_batch(self) -> list[_Question] | None:
         with self._changed:
             while not self._due():
                 if not self._waiting and self._running <= 0:
-                    # Nobody is left to serve. The next request starts a new thread: none stays behind.
+                    # No episode is left to serve. The next request starts a new thread: none stays behind.
                     self._server = None
                     return None
                 oldest = self._waiting[0].since + self.max_wait_s - time.monotonic() if self._waiting else None
@@ -143,27 +143,27 @@ class BatchedPolicy:
             return False
         return self._full() or time.monotonic() - self._waiting[0].since >= self.max_wait_s
 
-    def _answer(self, batch: list[_Seat]) -> None:
+    def _answer(self, batch: list[_Question]) -> None:
         self.num_calls += 1
         actions, error = outcome(self._actions, (batch,), {})
-        loops: dict[asyncio.AbstractEventLoop, list[_Seat]] = {}
-        for row, seat in enumerate(batch):
-            seat.outcome = (None, error) if error is not None else (actions[row], None)
-            if seat.future is None:
-                seat.blocked.release()
+        loops: dict[asyncio.AbstractEventLoop, list[_Question]] = {}
+        for row, question in enumerate(batch):
+            question.outcome = (None, error) if error is not None else (actions[row], None)
+            if question.future is None:
+                question.blocked.release()
             else:
-                loops.setdefault(seat.future.get_loop(), []).append(seat)
-        for loop, seats in loops.items():
+                loops.setdefault(question.future.get_loop(), []).append(question)
+        for loop, questions in loops.items():
             try:
-                loop.call_soon_threadsafe(_wake, seats)
-            except RuntimeError:  # the loop was closed meanwhile: nobody waits there any more
+                loop.call_soon_threadsafe(_wake, questions)
+            except RuntimeError:  # the loop was closed meanwhile: no episode waits there any more
                 continue
 
-    def _actions(self, batch: list[_Seat]) -> list[Any]:
-        return split_rows(self.policy(self._stack([seat.obs for seat in batch])), len(batch))
+    def _actions(self, batch: list[_Question]) -> list[Any]:
+        return split_rows(self.policy(self._stack([question.obs for question in batch])), len(batch))
 
 
-class _Seat:
+class _Question:
     """One observation that waits for its action: a thread on the lock `blocked`, a coroutine on `future`."""
 
     __slots__ = ("blocked", "future", "obs", "outcome", "since")
@@ -182,10 +182,10 @@ class _Seat:
         return action
 
 
-def _wake(seats: list[_Seat]) -> None:
-    for seat in seats:
-        if seat.future is not None and not seat.future.done():  # its episode may have been given up
-            seat.future.set_result(None)
+def _wake(questions: list[_Question]) -> None:
+    for question in questions:
+        if question.future is not None and not question.future.done():  # its episode may have been given up
+            question.future.set_result(None)
 
 
 def split_rows(actions: Any, count: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 A hop to a thread and back costs about 0.1 ms, a quick agent a hundredth of that. Calls that become ready in the same turn
 of the loop therefore share one hop; when they turn out to be slow, more threads take from the same queue, up to one each.
-The loop itself is never blocked, and an agent that blocks delays nobody but its own episode.
+The loop itself is never blocked, and an agent that blocks delays only its own episode.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envfleet.util.daemon_pool import DaemonPool, outcome
 
-Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-Answer = tuple["asyncio.Future[Any]", tuple[Any, "BaseException | None"]]
+Outcome = tuple[Any, BaseException | None]
+Call = tuple["asyncio.Future[Outcome]", Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+Answer = tuple["asyncio.Future[Outcome]", Outcome]
 
 #: What one thread may take on, and how long answers may wait for each other: some ten hops' worth.
 SHARE_S = 0.001
@@ -28,9 +29,9 @@ class Handover:
     Example:
         >>> async def main():
         ...     handover = Handover(DaemonPool(2))
-        ...     return await asyncio.gather(handover.call(max, 1, 2), handover.call(min, 1, 2))
+        ...     return await asyncio.gather(handover.call(max, (1, 2), {}), handover.call(min, (1, 2), {}))
         >>> asyncio.run(main())
-        [2, 1]
+        [(2, None), (1, None)]
     """
 
     def __init__(self, pool: DaemonPool) -> None:
@@ -42,19 +43,18 @@ class Handover:
         self._helpers = 0  # started for what is waiting now
         self._handing = self._looking = False
 
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a call on a thread and wait for its answer."""
-        future: asyncio.Future[Any] = self._loop.create_future()
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> asyncio.Future[Outcome]:
+        """Run a call on a thread; the future gets its answer, or what it raised, as a pair."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
         if not self._waiting:
             self._helpers = 0
         self._waiting.append((future, function, args, kwargs))
         if not self._handing:
             self._handing = True
-            self._loop.call_soon(self._hand_over)  # after everybody else of this turn has asked, too
-        answer, error = await future
-        if error is not None:
-            raise error
-        return answer
+            self._loop.call_soon(self._hand_over)  # when all other tasks that are ready have made their calls, too
+        return future
 
     def _hand_over(self) -> None:
         """Start threads for what waits, and look again: if it still waits then, it is slower than it was."""
@@ -71,7 +71,7 @@ class Handover:
             self._loop.call_later(SHARE_S, self._look)
 
     def _look(self) -> None:
-        """Nobody's answer waits behind another one's slow call, and no call behind a slow one."""
+        """No answer waits behind the slow call of another, and no call behind a slow one."""
         self._looking = False
         self._resolve()
         self._hand_over()
@@ -84,25 +84,25 @@ class Handover:
 
     def _help(self) -> None:
         """On a thread: take calls until none is left."""
-        begin = told = time.perf_counter()
+        begin = reported = time.perf_counter()
         while True:
             try:
                 future, function, args, kwargs = self._waiting.popleft()
-            except IndexError:  # another helper was quicker, or all is done
+            except IndexError:  # none is left
                 break
             if not future.cancelled():
                 self._answers.append((future, outcome(function, args, kwargs)))
             now = time.perf_counter()
             self._mean_s += 0.1 * (now - begin - self._mean_s)
             begin = now
-            if now - told > SHARE_S:
-                told = now
-                self._tell()
+            if now - reported > SHARE_S:
+                reported = now
+                self._report()
         if self._answers:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._resolve)
-        except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
+        except RuntimeError:  # the loop was closed meanwhile: no episode waits any more
             return

@@ -60,30 +60,28 @@ class Throttle:
         """Wait for a turn, hold it for the length of the block."""
         key = self._key(client)
         turn = self._enter(key)
-        if turn is not None:
-            turn.result()
         try:
-            delay = self.delay(key)
-            if delay > 0:
+            if turn is not None:
+                turn.result()
+            if (delay := self.delay(key)) > 0:
                 time.sleep(delay)
             yield
         finally:
-            self._leave(key)
+            self._leave(key, turn)
 
     @asynccontextmanager
     async def request_async(self, client: Any) -> AsyncIterator[None]:
         """The same without blocking the event loop; both kinds count together."""
         key = self._key(client)
         turn = self._enter(key)
-        if turn is not None:
-            await asyncio.wrap_future(turn)
         try:
-            delay = self.delay(key)
-            if delay > 0:
+            if turn is not None:
+                await asyncio.wrap_future(turn)
+            if (delay := self.delay(key)) > 0:
                 await asyncio.sleep(delay)
             yield
         finally:
-            self._leave(key)
+            self._leave(key, turn)
 
     def delay(self, key: Hashable) -> float:
         """Reserve the next start at this server and return how many seconds away it is."""
@@ -96,7 +94,7 @@ class Throttle:
             return start - now
 
     def _enter(self, key: Hashable) -> Future[None] | None:
-        """Take a place, or return a future that is done when a place was handed over."""
+        """Take a turn (None), or return a future that is done when the turn was handed over."""
         if self.max_in_flight is None:
             return None
         with self._lock:
@@ -108,14 +106,18 @@ class Throttle:
             self._queues.setdefault(key, deque()).append(turn)
             return turn
 
-    def _leave(self, key: Hashable) -> None:
-        if self.max_in_flight is None:
+    def _leave(self, key: Hashable, turn: Future[None] | None) -> None:
+        """Hand the turn to the next one. A wait that was interrupted may have had its turn at the same moment, or not."""
+        if self.max_in_flight is None or (turn is not None and turn.cancel()):
             return
         with self._lock:
             queue = self._queues.get(key)
             while queue:
-                turn = queue.popleft()
-                if turn.set_running_or_notify_cancel():  # a cancelled waiter gave up its turn
-                    turn.set_result(None)
+                following = queue.popleft()
+                if following.set_running_or_notify_cancel():  # not one that gave up waiting
+                    following.set_result(None)
                     return
+            self._queues.pop(key, None)
             self._in_flight[key] -= 1
+            if not self._in_flight[key]:
+                del self._in_flight[key]

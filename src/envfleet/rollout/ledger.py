@@ -58,7 +58,7 @@ class Ledger:
 
     @property
     def lost(self) -> int:
-        """Failed episodes that nobody began again: what the caller will not get."""
+        """Failed episodes that were not begun again: what the caller will not get."""
         return self.failed.total() - self.retried
 
     def copy(self) -> Ledger:

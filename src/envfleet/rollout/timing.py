@@ -14,7 +14,7 @@ from envfleet.rollout.stats import LatencyHistogram
 
 #: What looking at rows may cost. A look takes some tens of microseconds, measured like everything else here.
 SHARE = 0.003
-_FREE_LOOKS = 8  # the first come without regard to their cost, so that short collections have a verdict, too
+_FREE_LOOKS = 8  # the first are made whatever they cost, so that short collections have a verdict, too
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Verdict:
     def straggler(self) -> SlotTime | None:
         """A slot that takes three times as long a step as the middle one, and a quarter of the time for itself.
 
-        The second condition keeps a slot out that met the operating system's other business more often than its share.
+        The second condition leaves out a slot that was only interrupted by other processes more often than the rest.
         """
         timed = [slot for slot in self.slots if slot.steps >= 5]
         if not timed or len(self.slots) < 3:

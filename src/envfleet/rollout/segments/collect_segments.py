@@ -71,13 +71,15 @@ class SegmentRun:
         self.step = np.zeros(count, dtype=np.int64)  # [slot]
         self.ep_return = np.zeros(count)  # [slot]
         self.running = np.ones(count, dtype=np.bool_)  # [slot] an episode the ledger knows as in flight
-        self.at: Any = self._first()
+        self.at: Any = self._first()  # steps made of the segment
         batch = self._reset(self.slots)
         obs = as_columns(fleet.single_observation_space, batch.obs)
         self.has_objects = any(leaf.dtype == object for _, leaf in tree_leaves(obs))
         # [T + 1, B, ...]: row t is what step t acts on. Between segments there is one row.
         self.obs: Tree = tree_map(lambda leaf: np.array(leaf[None]), obs)
-        self.columns = {name: np.array(getattr(batch, name)[None]) for name in self._column_names()}
+        hidden = FINAL_STATE if self.has_agents else None  # belongs to ends, not to observations
+        names = [name for name in fleet.layout.columns if name != hidden]
+        self.columns = {name: np.array(getattr(batch, name)[None]) for name in names}
         self.task = np.array(batch.task)
         self.active: Bools = np.array(batch.active)  # [slot, agent] with agents
         self.agent_step: Ints = np.zeros(self.active.shape, np.int64)
@@ -95,10 +97,6 @@ class SegmentRun:
             raise BadArgument(f'mode={self.engine.mode!r}: fleets with agents are collected in mode "sync"')
         if self.has_agents and self.max_steps is not None:
             raise BadArgument("max_steps: fleets with agents end their episodes themselves; wrap the environment")
-
-    def _column_names(self) -> list[str]:
-        names = list(self.fleet.layout.columns)
-        return [name for name in names if name != FINAL_STATE] if self.has_agents else names
 
     def _first(self) -> Any:
         """The step at which slots begin: one number for all of them, or one each, [slot]."""
@@ -425,7 +423,11 @@ class SegmentRun:
             else:
                 self._replay(stored["actions"])
             self.step[:], self.ep_return[:] = stored["step"], stored["ep_return"]
-            ended = np.flatnonzero(self._differs(stored["obs"]))
+            differs = self._differs(stored["obs"])
+            ended = np.flatnonzero(differs)
+            if self.actions is not None and stored["actions"] is not None:
+                for slot in np.flatnonzero(~differs).tolist():
+                    self.actions.set(slot, tree_map(np.array, stored["actions"][slot]))
             if len(ended):
                 warnings.warn(
                     f"the running episodes of slots {ended.tolist()} could not be restored (the environment is not "
@@ -439,6 +441,7 @@ class SegmentRun:
         return ended
 
     def _resume(self, batch: Batch) -> None:
+        """Take over slots that were reset here, not by the fleet at an end."""
         self._see(batch)
         self.task[batch.slots] = batch.task
 
@@ -449,9 +452,6 @@ class SegmentRun:
             going = np.flatnonzero(lengths > t)
             self.fleet.send(tree_stack([tree_rows(actions[slot], t) for slot in going]), going)
             self._see(self.fleet.recv(going))
-        if self.actions is not None:
-            for slot in self.slots.tolist():
-                self.actions.set(slot, actions[slot])
 
     def _set_states(self, stored: dict[str, Any]) -> None:
         for slot, state in enumerate(stored["states"]):
@@ -485,7 +485,4 @@ class SegmentRun:
         self.episode[slots] += 1
         self.step[slots] = 0
         self.ep_return[slots] = 0.0
-        if self.actions is not None:
-            for slot in slots.tolist():
-                self.actions.set(slot, np.zeros(0))
         self._resume(self._reset(slots))

@@ -1,6 +1,7 @@
 import threading
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from test_rollout_collector import Fragile, Frozen, Walk
@@ -9,7 +10,9 @@ import envfleet as ef
 from envfleet.envs.probe import Counting, Mixed, Tasked, Waiting
 from envfleet.errors import BadArgument, FaultError
 from envfleet.rollout import AgentFailed, Collector, LatencyHistogram, Stats, Verdict
+from envfleet.rollout.policy_protocol import Answer
 from envfleet.rollout.timing import Clock
+from envfleet.util.trees import tree_leaves
 
 
 def arrays_of(segment):
@@ -89,6 +92,76 @@ def test_trees_tasks_and_cuts():
     assert np.array_equal(values, 100 + segment.episode * 2 + np.arange(2))
 
 
+class Talk(gym.Env):
+    """Observations without a fixed shape."""
+
+    observation_space = gym.spaces.Dict(text=gym.spaces.Text(20), number=gym.spaces.Box(0, 9, (2,)))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.see(), {}
+
+    def see(self):
+        word = f"{self.time} {self.np_random.integers(100)}"
+        return {"text": word, "number": np.full(2, self.time, np.float32)}
+
+    def step(self, action):
+        self.time += 1
+        return self.see(), float(action), self.time == 5, False, {}
+
+
+@pytest.mark.parametrize("max_steps", [None, 3])
+def test_text_observations_are_the_same_in_every_mode(max_steps):
+    found = {}
+    for mode in ("sync", "overlap", "async"):
+        with ef.make(Talk, num_envs=3, backend="serial") as fleet:
+            found[mode] = Collector(fleet, random_actions=True, mode=mode, max_steps=max_steps).segment(12)
+    length = max_steps or 5
+    for segment in found.values():
+        for name in ("obs", "final_obs", "bootstrap_obs"):
+            wanted = dict(tree_leaves(getattr(found["sync"], name)))
+            for path, leaf in tree_leaves(getattr(segment, name)):
+                assert leaf.tolist() == wanted[path].tolist(), (name, path)
+        assert [text[0] for text in segment.obs["text"][:, 1]] == [str(t % length) for t in range(12)]
+        assert {text[0] for text in segment.final_obs["text"]} == {str(length)} and segment.final_obs[
+            "text"
+        ].dtype == object
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_collector_goes_on_where_another_one_stopped(mode):
+    def collector(fleet):
+        return Collector(fleet, Frozen(), seed=2, mode=mode, resumable=True)
+
+    with ef.make(Walk, num_envs=4, backend="serial") as fleet:
+        ours = collector(fleet)
+        assert ours.segment_state() is None
+        for _ in range(3):
+            ours.segment(7)
+        state, wanted = ours.segment_state(), ours.segment(9)
+        ledger = str(ours.ledger)
+    assert set(ours.segment_state(running=False)) == {"episode", "ledger"}
+    with ef.make(Walk, num_envs=4, backend="serial") as fleet:
+        theirs = collector(fleet)
+        assert theirs.restore_segments(state).tolist() == []
+        got = theirs.segment(9)
+        assert str(theirs.ledger) == ledger
+        for name, values in arrays_of(wanted).items():
+            assert np.array_equal(values, arrays_of(got)[name]), name
+    with ef.make(Walk, num_envs=4, backend="serial") as fleet:
+        ended = collector(fleet)
+        assert ended.restore_segments(state, "end").tolist() == [0, 1, 2, 3]
+        assert (ended.segment(1).episode[0] == state["episode"] + 1).all()
+        assert ended.ledger.dropped == {"ended when the run was resumed": 4}
+    with ef.make(Walk, num_envs=4, backend="serial") as fleet:
+        without = Collector(fleet, Frozen())
+        without.segment(2)
+        with pytest.raises(BadArgument, match="resumable=True"):
+            without.segment_state()
+
+
 def test_fault_rows_are_marked_and_the_ledger_balances():
     with ef.make(Fragile, num_envs=4, backend="serial", on_fault="restart", max_restarts=1000) as fleet:
         collector = Collector(fleet, Frozen(), seed=2)
@@ -155,6 +228,36 @@ def test_the_verdict_names_the_policy():
     assert "at_least" in Verdict(parts, [], mode="async").sentence
     assert Verdict({**parts, "env": 2.0}, []).sentence.startswith("env-bound")
     assert Verdict({**parts, "slowest": 0.0, "transfer": 2.0}, []).sentence.startswith("overhead-bound")
+
+
+def test_the_verdict_of_a_fleet_with_agents():
+    pytest.importorskip("pettingzoo")
+    from envfleet.envs.crowd import Crowd
+
+    class Slow:
+        version, answers_fit = 0, True
+
+        def act(self, ask):
+            time.sleep(0.002)
+            return Answer(np.zeros(ask.columns["active"].shape, np.int64))
+
+    with ef.make(Crowd, num_envs=2, backend="serial") as fleet:
+        collector = Collector(fleet, Slow())
+        collector.segment(20)
+        verdict = collector.verdict()
+    assert verdict.sentence.startswith("policy-bound"), str(verdict)
+    assert verdict.seconds["env"] > 0 and [slot.steps for slot in verdict.slots] == [20, 20]
+
+
+def test_the_callers_time_is_not_the_collectors():
+    with ef.make(Counting, num_envs=2, backend="serial") as fleet:
+        collector = Collector(fleet, random_actions=True)
+        stream = collector.episodes(8)
+        for _ in range(4):
+            next(stream)
+            time.sleep(0.1)
+        stream.close()
+        assert 0 < collector.verdict().total_s < 0.4
 
 
 def test_timing_starts_no_thread():

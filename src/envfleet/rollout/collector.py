@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, FleetError
 from envfleet.rollout.engine import Engine, Mode
@@ -13,7 +16,6 @@ from envfleet.rollout.episodes.collect_episodes import EpisodeRun
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.progress import with_progress
-from envfleet.rollout.segments.agent_segment import segment_run
 from envfleet.rollout.segments.collect_segments import SegmentRun
 from envfleet.rollout.segments.segment import Segment
 from envfleet.rollout.stats import Stats, StatsBuilder, Stopwatch
@@ -44,6 +46,7 @@ class Collector:
         keep_infos: store the info dicts.
         env_name: what rollouts are called (default: the id of the environment).
         timing: measure for `verdict()`.
+        resumable: keep the actions of running episodes, for `segment_state()`.
 
     Example:
         >>> import envfleet as ef
@@ -71,6 +74,7 @@ class Collector:
         keep_infos: bool = False,
         env_name: str | None = None,
         timing: bool = True,
+        resumable: bool = False,
     ) -> None:
         if policy is None and not random_actions:
             raise BadArgument("give a policy, or random_actions=True")
@@ -83,6 +87,7 @@ class Collector:
         self.seed = seed
         self.ledger = Ledger()
         self.max_steps, self.max_retries, self.keep_infos = max_steps, max_retries, keep_infos
+        self.resumable = resumable
         self.max_ahead = max(64, 4 * fleet.num_envs) if max_ahead is None else max(max_ahead, fleet.num_envs)
         self.env_name = _name_of(fleet) if env_name is None else env_name
         self._tasks = task_source(tasks)
@@ -158,7 +163,9 @@ class Collector:
                 self._stats.add(rollout)
                 self._next_ticket = max(self._next_ticket, rollout.episode + 1)
                 steps += len(rollout)
+                self._clock.book_s += self._clock.lap()
                 yield rollout
+                self._clock.lap()  # the caller's time is not ours
                 if num_steps is not None and steps >= num_steps:
                     break
         finally:
@@ -181,20 +188,39 @@ class Collector:
         if num_steps < 1:
             raise BadArgument(f"num_steps={num_steps}: give 1 or more")
         self._refuse_while_streaming()
-        if self._segments is None:
-            self._segments = segment_run(
-                self._engine, self.ledger, self._tasks, self.max_steps, self._stats, self.env_name
-            )
+        run = self._open_segments()
         watch = Stopwatch()
         self._clock.start()
         try:
-            return self._segments.collect(num_steps)
+            return run.collect(num_steps)
         except BaseException:
             self._drop_segments()
             raise
         finally:
+            self._clock.book_s += self._clock.lap()
             self._clock.pause()
             self._seconds += watch.seconds
+
+    def segment_state(self, running: bool = True) -> dict[str, Any] | None:
+        """Everything `restore_segments` needs to go on after the last segment; None if there was none.
+
+        Without `running` the episodes that run are left out: a collector restored from it begins the next ones.
+        """
+        return None if self._segments is None else self._segments.state(running)
+
+    def restore_segments(self, state: dict[str, Any] | None, how: str = "replay") -> npt.NDArray[np.int64]:
+        """Go back to where `segment_state` was taken, also in another process; return the slots that could not.
+
+        Running episodes are played again and compared; one that comes out differently is ended, and the slot begins its
+        next episode. `how="end"` ends all of them.
+        """
+        return np.zeros(0, dtype=np.int64) if state is None else self._open_segments().restore(state, how)
+
+    def _open_segments(self) -> SegmentRun:
+        if self._segments is None:
+            settings = self._tasks, self.max_steps, self._stats, self.env_name, self.resumable
+            self._segments = SegmentRun(self._engine, self.ledger, *settings)
+        return self._segments
 
     def _refuse_while_streaming(self) -> None:
         if self._streaming:

@@ -1,8 +1,10 @@
-"""What `episodes` and `segment` share: asking the policy, sending, receiving in the order the mode says."""
+"""What `episodes` and `segment` share: asking the policy, sending, receiving in the order the mode says.
+
+The collector's time is measured here and nowhere else: every call ends one phase and begins another.
+"""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any, Literal
 
@@ -40,7 +42,7 @@ class Engine:
         self._acted = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         self._groups: deque[Ints] = deque()
         self.out = np.zeros(fleet.num_envs, dtype=np.bool_)  # [slot] sent, not yet received
-        self._to_step: Tree = None  # sync: actions of all slots, to be stepped when they are received
+        self._to_step: Tree = None  # sync: actions of all slots that `receive` will step
 
     def halves(self, slots: Ints) -> list[Ints]:
         """Which slots are sent together at the beginning."""
@@ -54,10 +56,23 @@ class Engine:
         """Whether anything is out."""
         return bool(self.out.any())
 
-    def ask(self, ask: Ask) -> tuple[Answer, npt.NDArray[np.int64]]:
-        """The policy's checked answer, and the version that gave each row."""
-        begin = time.perf_counter()
-        version = np.full(len(ask), int(getattr(self.policy, "version", 0)), dtype=np.int64)
+    def ask(
+        self, *, obs: Tree, slots: Ints, episode: Ints, step: Ints, task: list[Any], columns: dict[str, Any]
+    ) -> tuple[Answer, Any]:
+        """The policy's answer for these slots, and the version that gave it: of each row, or one for all."""
+        clock = self.clock
+        clock.book_s += clock.lap()
+        ask = Ask(obs, slots, episode, step, task, columns, self.seed)
+        version: Any = getattr(self.policy, "version", 0)
+        if self._warmup or not getattr(self.policy, "answers_fit", False):
+            answer, version = self._ask_checked(ask, version)
+        else:
+            answer = self._call(ask)
+        clock.policy_s += clock.lap()
+        return answer, version
+
+    def _ask_checked(self, ask: Ask, policy_version: Any) -> tuple[Answer, Ints]:
+        version = np.full(len(ask), int(policy_version), dtype=np.int64)
         space = self.fleet.single_action_space
         warming = self._acted[ask.slots] < self._warmup
         if warming.all():
@@ -69,7 +84,6 @@ class Engine:
                 answer = Answer(_mix(answer.actions, self.random.act(ask), warming), answer.extras)
                 version[warming] = self.random.version
         self._acted[ask.slots] += 1
-        self.clock.policy_s += time.perf_counter() - begin
         return answer, version
 
     def _call(self, ask: Ask) -> Any:
@@ -83,66 +97,69 @@ class Engine:
             message = f"the policy raised {type(error).__name__}: {error}"
             raise AgentFailed(message, env_name=where, phase="agent", step=int(ask.step[0])) from error
 
-    def send(self, slots: Ints, actions: Tree) -> None:
-        """Send; remembered as one group."""
+    def post(self, slots: Ints, actions: Tree) -> None:
+        """Take the actions of a group of slots. They are sent now, or stepped by the next `receive`."""
         clock = self.clock
-        begin = time.perf_counter()
-        clock.steps[slots] += 1
+        clock.book_s += clock.lap()
         if self.mode == "sync" and len(slots) == self.fleet.num_envs:
-            # Nothing happens between sending all and receiving all: the fleet's `step` does both the short way.
+            # Nothing happens between sending all and receiving all: the fleet's `step` does both, and faster.
             self._to_step = actions
         else:
+            clock.steps[slots] += 1
             self.fleet.send(actions, slots)
         self.out[slots] = True
         self._groups.append(slots)
-        clock.send_s += time.perf_counter() - begin
+        clock.send_s += clock.lap()
 
     def receive(self) -> Batch:
         """The next rows, in the order the mode says."""
+        if self._to_step is not None:
+            actions, self._to_step = self._to_step, None
+            self._groups.clear()
+            batch = self.step(actions, copy=True)
+            self.out[:] = False
+            return batch
         clock = self.clock
-        begin = time.perf_counter()
+        clock.book_s += clock.lap()
         try:
-            if self._to_step is not None:
-                actions, self._to_step = self._to_step, None
-                self._groups.clear()
-                batch = self.fleet.step(actions)
-            elif self.mode == "async":
+            if self.mode == "async":
                 batch = self.fleet.recv(at_least=min(self.at_least, int(self.out.sum())))
                 self._groups.clear()
             else:
                 batch = self.fleet.recv(self._groups.popleft())
         finally:
-            waited_s = time.perf_counter() - begin
+            waited_s = clock.lap()
             clock.wait_s += waited_s
-        clock.received(batch, waited_s)
         self.out[batch.slots] = False
+        clock.received(batch, waited_s)
         return batch
 
-    def step(self, actions: Tree) -> Batch:
-        """Send all slots and receive all of them, as views; for a caller that handles them together."""
+    def step(self, actions: Tree, copy: bool = False) -> Batch:
+        """Send all slots and receive all of them. Without `copy` the batch is valid until the next step."""
         clock = self.clock
-        begin = time.perf_counter()
+        clock.book_s += clock.lap()
         clock.steps += 1
         try:
-            batch = self.fleet.step(actions, copy=False)
+            batch = self.fleet.step(actions, copy=copy)
+        except BaseException:
+            self.out[:] = True  # some may be: `drain` finds out
+            raise
         finally:
-            waited_s = time.perf_counter() - begin
+            waited_s = clock.lap()
             clock.wait_s += waited_s
         clock.received(batch, waited_s)
         return batch
 
     def drain(self) -> None:
-        """Take back what is still out, so that the fleet can be used again; what it brings belongs to nobody."""
+        """Receive what is still out, so that the fleet can be used again. The rows are dropped."""
         self._groups.clear()
-        if self._to_step is not None:  # never sent
-            self._to_step = None
-            self.out[:] = False
+        self._to_step = None
         out = np.flatnonzero(self.out)
         self.out[:] = False
         for slot in out.tolist():
             try:
                 self.fleet.recv([slot])
-            except FleetError:  # its fault was somebody's who has left; the fleet has it in `faults`
+            except FleetError:  # it was not sent; or its fault, which the fleet has in `faults`
                 pass
 
     def reason(self, slot: int) -> tuple[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from envfleet.rollout.rollout_errors import LedgerWarning
 
@@ -57,12 +58,21 @@ class Ledger:
 
     @property
     def lost(self) -> int:
-        """Failed episodes that nobody began again: what the caller will not get."""
+        """Failed episodes that were not begun again: what the caller will not get."""
         return self.failed.total() - self.retried
 
     def copy(self) -> Ledger:
         """A snapshot."""
         return Ledger(self.started, self.used, self.retried, Counter(self.dropped), Counter(self.failed))
+
+    def state(self) -> dict[str, Any]:
+        """The counts as plain values, for a checkpoint."""
+        return {**vars(self), "dropped": dict(self.dropped), "failed": dict(self.failed)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.started, self.used, self.retried = state["started"], state["used"], state["retried"]
+        self.dropped, self.failed = Counter(state["dropped"]), Counter(state["failed"])
 
     def __str__(self) -> str:
         reasons = [

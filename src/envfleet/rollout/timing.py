@@ -14,7 +14,7 @@ from envfleet.rollout.stats import LatencyHistogram
 
 #: What looking at rows may cost. A look takes some tens of microseconds, measured like everything else here.
 SHARE = 0.003
-_FREE_LOOKS = 8  # the first come without regard to their cost, so that short collections have a verdict, too
+_FREE_LOOKS = 8  # the first are made whatever they cost, so that short collections have a verdict, too
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Verdict:
     def straggler(self) -> SlotTime | None:
         """A slot that takes three times as long a step as the middle one, and a quarter of the time for itself.
 
-        The second condition keeps a slot out that met the operating system's other business more often than its share.
+        The second condition leaves out a slot that was only interrupted by other processes more often than the rest.
         """
         timed = [slot for slot in self.slots if slot.steps >= 5]
         if not timed or len(self.slots) < 3:
@@ -138,27 +138,33 @@ class Clock:
         self._calls = LatencyHistogram(fleet.num_envs)  # of rows looked at
         self._batches = self._looks = self._next_look = 0
         self._cost_s = 0.0  # of all looks
+        self._lap = time.perf_counter()
         self._seen_s = self._env_s = self._slowest_s = 0.0  # waiting for the batches looked at, and two parts of it
 
     def start(self) -> None:
         """What environments do from now on counts."""
         self._began_ns = self._busy_ns.copy()
+        self.lap()
 
     def pause(self) -> None:
         """What they do from now on is not for this collector."""
         self._worked_ns, self._began_ns = self._worked(), None
 
+    def lap(self) -> float:
+        """Seconds since the last lap. They are added to the phase that has just ended, or left out."""
+        before, self._lap = self._lap, time.perf_counter()
+        return self._lap - before
+
     def _worked(self) -> npt.NDArray[np.int64]:
         return self._worked_ns if self._began_ns is None else self._worked_ns + self._busy_ns - self._began_ns
 
     def received(self, batch: Batch, waited_s: float) -> None:
-        """Count a batch, and look at it if it is its turn."""
+        """Count a batch, and look at it if it is its turn. A lap was taken just before."""
         self._batches += 1
         if self.on and self._batches > self._next_look:
-            begin = time.perf_counter()
             self._look(batch, waited_s)
             self._looks += 1
-            self._cost_s += time.perf_counter() - begin
+            self._cost_s += self.lap()
             if self._looks >= _FREE_LOOKS:
                 a_batch_s = (self.policy_s + self.send_s + self.wait_s + self.book_s) / self._batches
                 self._next_look = self._batches + int(self._cost_s / self._looks / (SHARE * max(a_batch_s, 1e-9)))

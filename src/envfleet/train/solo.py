@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from envfleet.train.resume import restore
-
 if TYPE_CHECKING:
     from envfleet.train.trainer import PPOTrainer
 
@@ -40,7 +38,7 @@ def load_into(trainer: PPOTrainer, state: dict[str, Any]) -> None:
     policy.version = trainer.counters.update
     policy.rng.bit_generator.state = state["rng"]["actions"]
     learner.rng.bit_generator.state = state["rng"]["minibatches"]
-    ended = restore(trainer.collector, trainer.histories, state["running"], trainer.config.restore)
+    ended = trainer.collector.restore_segments(state["running"], trainer.config.restore)
     if len(ended) and learner.state.numel():
         learner.state[:, torch.from_numpy(ended)] = 0.0
     if trainer.rewards is not None:

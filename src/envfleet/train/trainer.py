@@ -24,7 +24,6 @@ from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.normalise import RewardNormaliser
 from envfleet.train.records import Counters, TrainResult, UpdateResult
-from envfleet.train.resume import Histories, capture, episodes_so_far, restore
 from envfleet.train.run_folder import RunFolder
 from envfleet.train.team_evaluate import TeamEvaluator
 from envfleet.train.team_learner import Team, check_policies
@@ -109,8 +108,7 @@ class PPOTrainer:
         else:
             self._build_one()
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
-        self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False)
-        self.histories = Histories(config.num_envs)
+        self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
         self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
 
     def _build_one(self) -> None:
@@ -139,7 +137,7 @@ class PPOTrainer:
     def train_episode_vectorized(self) -> UpdateResult:
         """Collect one segment from all environments and learn from it."""
         counters = self.counters
-        self._began = episodes_so_far(self.collector)
+        self._began = self.collector.segment_state(running=False)
         begin = time.perf_counter()
         try:
             segment = self.collector.segment(self.config.num_steps)
@@ -148,7 +146,6 @@ class PPOTrainer:
         except Exception as error:
             raise self._explained(error) from error
         end = time.perf_counter()
-        self.histories.take(segment)
         self.policy.version += 1
         counters.update += 1
         counters.num_steps += segment.num_scored
@@ -310,7 +307,7 @@ class PPOTrainer:
             "config": self.config.to_dict(),
             "update": self.counters.update,
             "counters": self.counters.state(),
-            "running": capture(self.collector, self.histories) if running else self._began,
+            "running": self.collector.segment_state() if running else self._began,
         }
         state |= {"team": self.team.state()} if self.team is not None else solo.state_of(self)
         save_tasks = getattr(self.tasks, "state_dict", None)
@@ -324,7 +321,7 @@ class PPOTrainer:
             self.tasks.load_state_dict(state["tasks"])
         if self.team is not None:
             self.team.load(state["team"])
-            self.team.forget(restore(self.collector, self.histories, state["running"], self.config.restore))
+            self.team.forget(self.collector.restore_segments(state["running"], self.config.restore))
             return
         solo.load_into(self, state)
 

@@ -25,7 +25,7 @@ from envfleet.networks.features import MASK_KEY
 from envfleet.networks.team import SEAT, mask_of
 from envfleet.rollout.segments.agent_segment import STATE, AgentSegment
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
-from envfleet.util.trees import Tree, tree_leaves, tree_map
+from envfleet.util.trees import Tree, tree_map, tree_put, tree_rows
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -133,18 +133,17 @@ class Transitions:
         room: dict[str, Tree] = tree_map(
             lambda leaf: np.zeros((steps + 1, len(lengths), *leaf.shape[3:]), leaf.dtype), now
         )
-        for _, leaf in tree_leaves(room["step"]):
-            leaf[...] = -1
+        room["step"][...] = -1
         before = self.held_mask[:, seats.indices].reshape(-1)
         if before.any():
-            _copy(room, (0, before), self.held[seats.name], (before,))
+            tree_put(room, (0, before), tree_rows(self.held[seats.name], before))
         t, b, p = np.nonzero(begun[:, :, seats.indices] >= 0)
-        _copy(room, (begun[t, b, seats.indices[p]], b * seats.count + p), now, (t, b, p))
+        tree_put(room, (begun[t, b, seats.indices[p]], b * seats.count + p), tree_rows(now, (t, b, p)))
         waiting = segment.bootstrap_active[:, seats.indices]
         b, p = np.nonzero(waiting)
         after = self._seen(seats, segment, segment.bootstrap_obs, segment.bootstrap_columns, (slice(None),))
         columns = b * seats.count + p
-        _copy({name: room[name] for name in after}, (lengths[columns], columns), after, (b, p))
+        tree_put({name: room[name] for name in after}, (lengths[columns], columns), tree_rows(after, (b, p)))
         return room
 
     def _seen(
@@ -216,12 +215,6 @@ class Transitions:
     def forget(self, slots: Ints) -> None:
         """The running episodes of these slots are not continued: nothing of them is open any more."""
         self.held_mask[slots] = False
-
-
-def _copy(room: Tree, where: Any, values: Tree, at: Any) -> None:
-    there = dict(tree_leaves(values))
-    for path, leaf in tree_leaves(room):
-        leaf[where] = there[path][at]
 
 
 def _plain(tree: Tree) -> Any:

@@ -64,7 +64,36 @@ def space_tree(space: spaces.Space[Any]) -> Tree:
 
 def tree_rows(tree: Tree, rows: Any) -> Tree:
     """Index the first axis of every leaf."""
-    return tree_map(lambda leaf: leaf[rows], tree)
+    return tree_map(lambda leaf: leaf[rows], tree) if isinstance(tree, (dict, tuple)) else tree[rows]
+
+
+def tree_put(tree: Tree, index: Any, values: Tree) -> None:
+    """Write `values`, a tree of the same form, at an index of every leaf.
+
+    Example:
+        >>> tree = {"x": np.zeros(3), "y": (np.zeros((3, 2)),)}
+        >>> tree_put(tree, 1, {"x": 5.0, "y": (np.array([6.0, 7.0]),)})
+        >>> tree["x"].tolist(), tree["y"][0].tolist()
+        ([0.0, 5.0, 0.0], [[0.0, 0.0], [6.0, 7.0], [0.0, 0.0]])
+    """
+    if isinstance(tree, dict):
+        for key, part in tree.items():
+            tree_put(part, index, values[key])
+    elif isinstance(tree, tuple):
+        for part, value in zip(tree, values):
+            tree_put(part, index, value)
+    else:
+        tree[index] = values
+
+
+def tree_concatenate(trees: Sequence[Tree]) -> Tree:
+    """Join trees of equal structure along their first axis.
+
+    Example:
+        >>> tree_concatenate([(np.zeros(2), np.ones(2)), (np.zeros(1), np.ones(1))])[1].tolist()
+        [1.0, 1.0, 1.0]
+    """
+    return tree_map(lambda *leaves: np.concatenate(leaves), *trees)
 
 
 def tree_stack(trees: Sequence[Tree]) -> Tree:

@@ -16,7 +16,6 @@ from envfleet.rollout.engine import Engine
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.episodes.episode_buffer import History
 from envfleet.rollout.ledger import Ledger
-from envfleet.rollout.policy_protocol import Ask
 from envfleet.rollout.rollout_errors import RolloutError, all_gone
 from envfleet.rollout.tickets import Ticket, TicketOffice
 from envfleet.slots.layout import QUARANTINED, READY
@@ -87,10 +86,7 @@ class EpisodeRun:
                     self._seat_and_act()
                     if not engine.waiting:
                         return
-                batch = engine.receive()
-                begin = time.perf_counter()
-                self._take(batch)
-                engine.clock.book_s += time.perf_counter() - begin
+                self._take(engine.receive())
                 self._seat_and_act()
         except FaultError as error:  # on_fault="raise": the episode of that slot failed, the others are given up
             if self.seated.pop(error.fault.slot, None) is not None:
@@ -133,20 +129,16 @@ class EpisodeRun:
     def _act(self, slots: Ints) -> None:
         obs, columns = self.history.now(slots)
         tickets = [self.seated[slot] for slot in slots.tolist()]
-        ask = Ask(
+        answer, version = self.engine.ask(
             obs=obs,
             slots=slots,
             episode=np.array([ticket.number for ticket in tickets], dtype=np.int64),
-            step=self.history.position[slots].copy(),
+            step=self.history.position[slots],
             task=[ticket.task for ticket in tickets],
             columns=columns,
-            seed=self.engine.seed,
         )
-        answer, version = self.engine.ask(ask)
-        begin = time.perf_counter()
         self.history.act(slots, answer.actions, answer.extras, version)
-        self.engine.clock.book_s += time.perf_counter() - begin
-        self.engine.send(slots, answer.actions)
+        self.engine.post(slots, answer.actions)
 
     def _rows(self, obs: Any) -> Tree:
         return as_columns(self.fleet.single_observation_space, obs)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.util.trees import Tree, tree_map
+from envfleet.util.trees import Tree, tree_map, tree_put
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -62,7 +62,7 @@ class History:
         """Write observations (and declared columns seen with them) at (slot, step)."""
         if self.obs is None:
             self.obs = tree_map(self._like, obs)
-        _write(self.obs, obs, slots, steps)
+        tree_put(self.obs, (slots, steps), obs)
         for name, values in columns.items():
             if name not in self.columns:
                 self.columns[name] = self._like(values)
@@ -73,7 +73,7 @@ class History:
         steps = self.position[slots]
         if self.action is None:
             self.action = tree_map(self._like, actions)
-        _write(self.action, actions, slots, steps)
+        tree_put(self.action, (slots, steps), actions)
         self.policy_version[slots, steps] = version
         for name, values in extras.items():
             if name not in self.extras:
@@ -100,10 +100,3 @@ class History:
             "policy_version": self.policy_version[slot, :length].copy(),
             "extras": extras,
         }
-
-
-def _write(arrays: Tree, rows: Tree, slots: Ints, steps: Ints) -> None:
-    def put(array: Array, values: Array) -> None:
-        array[slots, steps] = values
-
-    tree_map(put, arrays, rows)

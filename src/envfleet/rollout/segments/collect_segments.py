@@ -1,36 +1,51 @@
-"""Collecting [T, B] segments over a fleet: the loop behind `Collector.segment`."""
+"""Collecting [T, B] segments over a fleet: the loop behind `Collector.segment`, and how a checkpoint gets back into it."""
 
 from __future__ import annotations
 
-import time
+import warnings
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envfleet.core.batch import Batch
 from envfleet.errors import BadArgument, FaultError
 from envfleet.rollout.engine import Engine
 from envfleet.rollout.ledger import Ledger
-from envfleet.rollout.policy_protocol import Ask
 from envfleet.rollout.rollout_errors import all_gone
-from envfleet.rollout.segments import lockstep
-from envfleet.rollout.segments.segment import Segment
+from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP, FINAL_STATE, STATE, AgentSegment
+from envfleet.rollout.segments.running_actions import RunningActions
+from envfleet.rollout.segments.segment import Bools, Floats, Ints, Segment
 from envfleet.rollout.stats import StatsBuilder
 from envfleet.rollout.tickets import TaskSource
 from envfleet.slots.layout import QUARANTINED, READY
 from envfleet.util.seeding import episode_seed
-from envfleet.util.trees import Tree, as_columns, tree_leaves, tree_map, tree_rows
+from envfleet.util.trees import (
+    Tree,
+    as_columns,
+    tree_concatenate,
+    tree_leaves,
+    tree_length,
+    tree_map,
+    tree_put,
+    tree_rows,
+    tree_stack,
+)
 
-Ints = npt.NDArray[np.int64]
+_ALL = slice(None)
 
 
 class SegmentRun:
-    """Slots that never stop: every segment takes up where the last one left off.
+    """Slots that never stop: every segment continues where the last one ended.
 
-    Every slot makes exactly T steps a segment in every mode, so the data of a slot do not depend on how
-    fast the others are. Episode e of slot b has the seed of (run, "segment", b, e) and the task number e *
-    B + b.
+    Every slot makes exactly T steps a segment in every mode, so the data of a slot do not depend on how fast the others
+    are. Episode e of slot b has the seed of (run, "segment", b, e) and the task number e * B + b.
+
+    In mode "sync" all slots are stepped together, and a step is written as one whole row of the [T, B] arrays. In the
+    other modes slots are at different steps, and their results are written at (step, slot).
+
+    Fleets with agents are collected in mode "sync". Their policy is asked with two columns beside the declared ones:
+    `active` [k, A], which agents must act, and `agent_step` [k, A], how many actions each of them has made since it
+    joined (0: a recurrent policy restarts its memory there).
     """
 
     def __init__(
@@ -41,33 +56,59 @@ class SegmentRun:
         max_steps: int | None,
         stats: StatsBuilder,
         env_name: str,
+        resumable: bool = False,
     ) -> None:
         fleet = engine.fleet
-        if fleet.on_end != "reset":
-            raise BadArgument('segment() needs a fleet with on_end="reset": every row of a segment is a transition')
         self.engine, self.fleet, self.ledger = engine, fleet, ledger
         self.tasks, self.max_steps, self.stats, self.env_name = tasks, max_steps, stats, env_name
+        self.whole = engine.mode == "sync"
+        self.has_agents = bool(fleet.agents)
+        self._check()
         count = fleet.num_envs
+        self.slots = np.arange(count)
+        self.actions = RunningActions(count) if resumable else None
         self.episode = np.zeros(count, dtype=np.int64)  # [slot] running episode of the slot, as we count
         self.step = np.zeros(count, dtype=np.int64)  # [slot]
         self.ep_return = np.zeros(count)  # [slot]
         self.running = np.ones(count, dtype=np.bool_)  # [slot] an episode the ledger knows as in flight
-        slots = np.arange(count)
-        batch = fleet.reset(seed=self._seeds(slots), tasks=self._tasks_of(slots))
-        self.obs: Tree = tree_map(np.array, as_columns(fleet.single_observation_space, batch.obs))
-        self.columns = {name: np.array(getattr(batch, name)) for name in fleet.layout.columns}
+        self.at: Any = self._first()  # steps made of the segment
+        batch = self._reset(self.slots)
+        obs = as_columns(fleet.single_observation_space, batch.obs)
+        self.has_objects = any(leaf.dtype == object for _, leaf in tree_leaves(obs))
+        # [T + 1, B, ...]: row t is what step t acts on. Between segments there is one row.
+        self.obs: Tree = tree_map(lambda leaf: np.array(leaf[None]), obs)
+        hidden = FINAL_STATE if self.has_agents else None  # belongs to ends, not to observations
+        names = [name for name in fleet.layout.columns if name != hidden]
+        self.columns = {name: np.array(getattr(batch, name)[None]) for name in names}
         self.task = np.array(batch.task)
+        self.active: Bools = np.array(batch.active)  # [slot, agent] with agents
+        self.agent_step: Ints = np.zeros(self.active.shape, np.int64)
         self.ledger.start(count)
-        self._begin(batch)
         self._refused_resets(batch)
-        self._assign_next(slots)
-        self.segment: Segment | None = None  # the one being collected
+        self._assign_next(self.slots)
+        self.segment: Any = None  # the one being collected: a Segment, with agents an AgentSegment
+        self.ends: list[Tree] = []
+        self.fates: dict[str, list[Tree]] = {}
 
-    def _begin(self, batch: Batch) -> None:
-        """Runs with agents note here who is there at first."""
+    def _check(self) -> None:
+        if self.fleet.on_end != "reset":
+            raise BadArgument('segment() needs a fleet with on_end="reset": every row of a segment is a transition')
+        if self.has_agents and not self.whole:
+            raise BadArgument(f'mode={self.engine.mode!r}: fleets with agents are collected in mode "sync"')
+        if self.has_agents and self.max_steps is not None:
+            raise BadArgument("max_steps: fleets with agents end their episodes themselves; wrap the environment")
 
-    def _reseated(self, batch: Batch) -> None:
-        """Rows that did not come from `collect` (an episode played again): runs with agents note who is there."""
+    def _first(self) -> Any:
+        """The step at which slots begin: one number for all of them, or one each, [slot]."""
+        return 0 if self.whole else np.zeros(self.fleet.num_envs, dtype=np.int64)
+
+    def _where(self, slots: Ints) -> tuple[Any, Any]:
+        """Where these slots are now: in a [T, B] array (a whole row, or step and slot), and in a [B] array."""
+        if not self.whole:
+            return (self.at[slots], slots), slots
+        return (self.at, _ALL) if len(slots) == len(self.slots) else ((self.at, slots), slots)
+
+    # -- episodes that begin --
 
     def _seeds(self, slots: Ints, ahead: int = 0) -> list[int]:
         seed = self.engine.seed
@@ -79,115 +120,12 @@ class SegmentRun:
         count = self.fleet.num_envs
         return [self.tasks((int(self.episode[slot]) + ahead) * count + slot) for slot in slots.tolist()]
 
+    def _reset(self, slots: Ints) -> Batch:
+        return self.fleet.reset(seed=self._seeds(slots), tasks=self._tasks_of(slots), slots=slots)
+
     def _assign_next(self, slots: Ints) -> None:
         if len(slots):
             self.fleet.assign(slots, seeds=self._seeds(slots, 1), tasks=self._tasks_of(slots, 1))
-
-    # -- one segment --
-
-    def collect(self, num_steps: int) -> Segment:
-        """Make `num_steps` steps of every slot."""
-        engine = self.engine
-        if lockstep.fits(self):
-            return lockstep.collect(self, num_steps)
-        self.at = np.zeros(self.fleet.num_envs, dtype=np.int64)  # [slot] steps made of this segment
-        self.segment = None
-        self.ends: list[tuple[int, int, float, int, Tree]] = []
-        try:
-            for group in engine.halves(np.arange(self.fleet.num_envs)):
-                self._act(group, num_steps)
-            while engine.waiting:
-                batch = engine.receive()
-                begin = time.perf_counter()
-                self._take(batch)
-                go = batch.slots[self.at[batch.slots] < num_steps]
-                engine.clock.book_s += time.perf_counter() - begin
-                if len(go):
-                    self._act(go, num_steps)
-        except BaseException as error:
-            if isinstance(error, FaultError):
-                self._fault(error.fault.slot, READY)
-            engine.drain()
-            raise
-        assert self.segment is not None
-        segment, self.segment = self.segment, None
-        self._close(segment)
-        return segment
-
-    def _act(self, slots: Ints, num_steps: int) -> None:
-        obs = tree_rows(self.obs, slots)
-        columns = {name: values[slots] for name, values in self.columns.items()}
-        count = self.fleet.num_envs
-        ask = Ask(
-            obs=obs,
-            slots=slots,
-            # One number for (slot, episode), the same that tasks are dealt by.
-            episode=self.episode[slots] * count + slots,
-            step=self.step[slots].copy(),
-            task=[self.fleet.task_value(task) for task in self.task[slots]] if self.tasks is not None else [],
-            columns=columns,
-            seed=self.engine.seed,
-        )
-        answer, version = self.engine.ask(ask)
-        begin = time.perf_counter()
-        if self.segment is None:
-            self.segment = self._empty(num_steps, answer.actions)
-        segment, at = self.segment, self.at[slots]
-        _put(segment.obs, obs, at, slots)
-        _put(segment.action, answer.actions, at, slots)
-        segment.policy_version[at, slots] = version
-        for name, values in answer.extras.items():
-            if name not in segment.extras:
-                shape = (num_steps, count, *values.shape[1:])
-                segment.extras[name] = np.zeros(shape, dtype=values.dtype)
-            segment.extras[name][at, slots] = values
-        for name, values in columns.items():
-            segment.columns[name][at, slots] = values
-        self.engine.clock.book_s += time.perf_counter() - begin
-        self.engine.send(slots, answer.actions)
-
-    def _empty(self, num_steps: int, actions: Tree) -> Segment:
-        segment = Segment.empty(num_steps, self.fleet.num_envs, obs=self.obs, action=actions)
-        for name, values in self.columns.items():
-            segment.columns[name] = np.zeros((num_steps, *values.shape), dtype=values.dtype)
-        return segment
-
-    def _take(self, batch: Batch) -> None:
-        assert self.segment is not None
-        segment, slots, at = self.segment, batch.slots, self.at[batch.slots]
-        ended = batch.ended.copy()
-        scored = batch.scored & (batch.status == READY)
-        segment.reward[at, slots] = np.where(scored, batch.reward, 0.0)
-        segment.terminated[at, slots] = batch.terminated
-        segment.truncated[at, slots] = batch.truncated
-        segment.scored[at, slots] = scored
-        segment.episode[at, slots] = self.episode[slots]
-        segment.step[at, slots] = self.step[slots]
-        segment.task[at, slots] = self.task[slots]
-        self.step[slots] += scored
-        self.ep_return[slots] += segment.reward[at, slots]
-        cut = self._cut(scored & ~ended, slots)
-        segment.truncated[at[cut], slots[cut]] = True
-        rows = as_columns(self.fleet.single_observation_space, batch.obs)
-        if ended.any() or cut.any():
-            final = as_columns(self.fleet.single_observation_space, batch.final_obs)
-            for row in np.flatnonzero(ended | cut).tolist():
-                slot = int(slots[row])
-                last = tree_rows(rows if cut[row] else final, row)
-                self.ends.append((int(at[row]), slot, float(self.ep_return[slot]), int(self.step[slot]), last))
-        _put(self.obs, rows, slots)
-        for name, values in self.columns.items():
-            values[slots] = getattr(batch, name)
-        self.at[slots] += 1
-        for row in np.flatnonzero(~scored).tolist():
-            self._fault(int(slots[row]), int(batch.status[row]))
-        self._begin_next(slots[ended & scored], slots[cut], slots[~scored & (batch.status != QUARANTINED)])
-
-    def _cut(self, going: npt.NDArray[np.bool_], slots: Ints) -> npt.NDArray[np.bool_]:
-        if self.max_steps is None:
-            return np.zeros(len(slots), dtype=np.bool_)
-        reached: npt.NDArray[np.bool_] = going & (self.step[slots] >= self.max_steps)
-        return reached
 
     def _begin_next(self, ended: Ints, cut: Ints, faulted: Ints) -> None:
         """Slots that begin a new episode: by themselves (an end, a restart), or cut off and reset by us."""
@@ -204,12 +142,221 @@ class SegmentRun:
         self.running[fresh] = True
         if len(cut):
             batch = self.fleet.reset(slots=np.sort(cut))  # seed and task were assigned ahead
-            _put(self.obs, as_columns(self.fleet.single_observation_space, batch.obs), batch.slots)
-            for name, values in self.columns.items():
-                values[batch.slots] = getattr(batch, name)
+            self._see(batch)
             self._refused_resets(batch)
         self.task[fresh] = self.fleet.slab.head["now_task"][fresh]
         self._assign_next(fresh)
+
+    # -- one segment --
+
+    def collect(self, num_steps: int) -> Segment:
+        """Make `num_steps` steps of every slot."""
+
+        def room(leaf: Any) -> Any:
+            longer = np.empty((num_steps + 1, *leaf.shape[1:]), leaf.dtype)
+            longer[0] = leaf[0]
+            return longer
+
+        self.obs, self.columns = tree_map(room, self.obs), tree_map(room, self.columns)
+        self.segment = self._empty(num_steps)
+        self.ends, self.fates = [], {}
+        try:
+            self._make_steps(num_steps)
+        except BaseException as error:
+            if isinstance(error, FaultError):
+                self._fault(error.fault.slot, READY)
+            self.engine.drain()
+            raise
+        segment: Segment = self.segment
+        self.segment, self.at = None, self._first()
+        self._close(segment)
+        return segment
+
+    def _empty(self, num_steps: int) -> Segment:
+        """A segment to be filled. What slots see is written once: the segment has all rows of it but the last."""
+        first = tree_rows(self.obs, 0)
+        segment: Segment
+        if self.has_agents:
+            segment = AgentSegment.of(num_steps, obs=first, active=self.active)
+        else:
+            segment = Segment.empty(num_steps, len(self.slots), obs=first)
+        segment.obs = tree_rows(self.obs, slice(num_steps))
+        segment.columns = tree_rows(self.columns, slice(num_steps))
+        return segment
+
+    def _make_steps(self, num_steps: int) -> None:
+        engine = self.engine
+        if self.whole:
+            for _ in range(num_steps):
+                # Views do not hold what has no fixed shape.
+                self._take(engine.step(self._act(self.slots), copy=self.has_objects))
+            return
+        for group in engine.halves(self.slots):
+            engine.post(group, self._act(group))
+        while engine.waiting:
+            batch = engine.receive()
+            self._take(batch)
+            go = batch.slots[self.at[batch.slots] < num_steps]
+            if len(go):
+                engine.post(go, self._act(go))
+
+    def _act(self, slots: Ints) -> Tree:
+        """The policy's actions for these slots; written down with what the slots saw."""
+        segment, count = self.segment, len(self.slots)
+        here, own = self._where(slots)
+        segment.episode[here], segment.step[here] = self.episode[own], self.step[own]
+        segment.task[here] = self.task[own]
+        columns = {name: values[here] for name, values in self.columns.items()}
+        if self.has_agents:
+            segment.acted[here], segment.agent_step[here] = self.active, self.agent_step
+            columns |= {ACTIVE: segment.acted[here], AGENT_STEP: segment.agent_step[here]}
+        answer, version = self.engine.ask(
+            obs=tree_rows(self.obs, here),
+            slots=slots,
+            episode=self.episode[own] * count + slots,  # the number by which tasks are dealt, too
+            step=segment.step[here],
+            task=[self.fleet.task_value(task) for task in self.task[own]] if self.tasks is not None else [],
+            columns=columns,
+        )
+        if segment.action is None:
+            segment.action = tree_map(self._room, answer.actions)
+        tree_put(segment.action, here, answer.actions)
+        segment.policy_version[here] = version
+        for name, values in answer.extras.items():
+            if name not in segment.extras:
+                segment.extras[name] = self._room(values)
+            segment.extras[name][here] = values
+        return answer.actions
+
+    def _room(self, rows: Any) -> Any:
+        """Zeros [T, B, ...] for what comes in rows [k, ...]."""
+        return np.zeros((*self.segment.reward.shape, *rows.shape[1:]), rows.dtype)
+
+    def _take(self, batch: Batch) -> None:
+        """Write down what came of a step, and begin what is next."""
+        segment, slots, status = self.segment, batch.slots, batch.status
+        here, own = self._where(slots)
+        scored = status == READY
+        if self.has_agents:
+            reward, terminated, truncated = self._take_agents(here, batch, scored)
+            ended = batch.ended
+        else:
+            scored &= batch.scored
+            reward, terminated, truncated = batch.reward, batch.terminated, batch.truncated
+            ended = terminated | truncated
+        made: Any = 1  # transition of every slot
+        all_scored = np.count_nonzero(scored) == len(slots)
+        if not all_scored:
+            made, reward = scored, np.where(scored, reward, 0.0)
+        segment.reward[here], segment.scored[here] = reward, made
+        segment.terminated[here], segment.truncated[here] = terminated, truncated
+        self.step[own] += made
+        self.ep_return[own] += reward
+        over, cut, faulted = ended, slots[:0], slots[:0]
+        if self.max_steps is not None:
+            reached = scored & ~ended & (self.step[own] >= self.max_steps)
+            segment.truncated[here] |= reached
+            over, cut = ended | reached, slots[reached]
+        rows = over.nonzero()[0]
+        if len(rows):
+            self._note_ends(batch, rows, ended)
+        if self.whole:
+            self.at += 1
+        else:
+            self.at[slots] += 1
+        self._see(batch)
+        if not all_scored:
+            for row in np.flatnonzero(~scored).tolist():
+                self._fault(int(slots[row]), int(status[row]))
+            faulted = slots[~scored & (status != QUARANTINED)]
+        if len(rows) or len(faulted):
+            self._begin_next(slots[ended & scored], cut, faulted)
+
+    def _take_agents(self, here: Any, batch: Batch, good: Bools) -> tuple[Floats, Bools, Bools]:
+        """Write what belongs to agents; give reward, terminated and truncated of the environments."""
+        segment = self.segment
+        scored = batch.scored & good[:, None]
+        reward = np.where(scored, batch.reward, 0.0)
+        segment.agent_reward[here], segment.agent_scored[here] = reward, scored
+        segment.agent_terminated[here], segment.agent_truncated[here] = batch.terminated, batch.truncated
+        flags = batch.terminated | batch.truncated
+        if flags.any():
+            self._note_fates(batch, flags)
+        # An episode was cut short if no agent reached a terminal state in its last step.
+        terminal = batch.ended & batch.terminated.any(axis=1)
+        return reward.mean(axis=1), terminal, batch.ended & ~terminal
+
+    def _rows(self, obs: Any) -> Tree:
+        return as_columns(self.fleet.single_observation_space, obs) if self.has_objects else obs
+
+    def _see(self, batch: Batch) -> None:
+        """Write what the slots of a batch act on next."""
+        there, own = self._where(batch.slots)
+        tree_put(self.obs, there, self._rows(batch.obs))
+        for name, values in self.columns.items():
+            values[there] = getattr(batch, name)
+        if self.has_agents:
+            acted = self.agent_step[own] + self.active[own]
+            new = batch.ended | (batch.step < 0) | (batch.status != READY)
+            acted[new[:, None] | batch.terminated | batch.truncated] = 0
+            self.agent_step[own], self.active[own] = acted, batch.active
+
+    def _note_ends(self, batch: Batch, rows: Ints, ended: Bools) -> None:
+        """Note the episodes that are over: by themselves (`ended`), or cut off by us."""
+        slots = batch.slots[rows]
+        if self.has_agents:
+            last: Tree = batch.ep_return[rows]  # [k, A]
+            self.ep_return[slots] = last.mean(axis=1)
+        else:
+            last = tree_rows(self._rows(batch.final_obs), rows)
+            if self.max_steps is not None:
+                cut = ~ended[rows]
+                tree_put(last, cut, tree_rows(self._rows(batch.obs), rows[cut]))
+        place = (self.at if self.whole else self.at[slots]) * len(self.slots) + slots  # in [T, B], counted through
+        self.ends.append((place, self.ep_return[slots], self.step[slots], last))
+
+    def _note_fates(self, batch: Batch, flags: Bools) -> None:
+        """Note the agents that ended, with their last observations and the state of that moment."""
+        groups, final = self.fleet.groups, batch.final_obs
+        for group in groups:
+            b, k = np.nonzero(flags[:, np.asarray(group.indices)])
+            if not len(b):
+                continue
+            fate = {
+                "index": np.stack([np.full(len(b), self.at), b, k], axis=1),
+                "obs": tree_rows(final if len(groups) == 1 else final[group.name], (b, k)),
+            }
+            if STATE in self.columns:
+                now, at_end = getattr(batch, STATE), getattr(batch, FINAL_STATE)
+                over = batch.ended.reshape(-1, *(1,) * (now.ndim - 1))
+                fate["state"] = np.where(over, at_end, now)[b]
+            self.fates.setdefault(group.name, []).append(fate)
+
+    def _close(self, segment: Segment) -> None:
+        """Write what is known at the end only: ends in order, and the observations to go on from."""
+        if self.ends:
+            place, returns, lengths, last = tree_concatenate(self.ends)
+            order = np.argsort(place)
+            segment.end_index = np.stack(np.divmod(place[order], len(self.slots)), axis=1)
+            segment.end_return, segment.end_length = returns[order], lengths[order]
+            if isinstance(segment, AgentSegment):
+                segment.end_returns = last[order]
+            else:
+                segment.final_obs = tree_rows(last, order)
+        if isinstance(segment, AgentSegment):
+            for name, found in self.fates.items():
+                fate = tree_concatenate(found)
+                segment.fate_index[name], segment.fate_obs[name] = fate["index"], fate["obs"]
+                if "state" in fate:
+                    segment.fate_state[name] = fate["state"]
+            segment.bootstrap_active = self.active.copy()
+        segment.bootstrap_obs = tree_rows(self.obs, -1)
+        segment.bootstrap_columns = tree_rows(self.columns, -1)
+        self.obs, self.columns = tree_map(lambda leaf: leaf[-1:].copy(), (self.obs, self.columns))
+        if self.actions is not None:
+            self.actions.add(segment)
+
+    # -- what goes wrong --
 
     def _fault(self, slot: int, status: int) -> None:
         if self.running[slot]:
@@ -228,33 +375,114 @@ class SegmentRun:
                 self.ledger.start()
                 self.running[slot] = True
 
-    def _close(self, segment: Segment) -> None:
-        """What is known at the end only: ends in order, and the observations to go on from."""
-        self.ends.sort(key=lambda end: end[:2])
-        segment.end_index = np.array([end[:2] for end in self.ends], dtype=np.int64).reshape(-1, 2)
-        segment.end_return = np.array([end[2] for end in self.ends], dtype=np.float64)
-        segment.end_length = np.array([end[3] for end in self.ends], dtype=np.int64)
-        if self.ends:
-            segment.final_obs = tree_map(_stacked, *(end[4] for end in self.ends))
-        segment.bootstrap_obs = tree_map(np.array, self.obs)
-        segment.bootstrap_columns = {name: values.copy() for name, values in self.columns.items()}
-
     def give_up(self) -> None:
         """The episodes that run are not continued."""
         self.engine.drain()
         self.ledger.drop("running when segments were left", int(self.running.sum()))
         self.running[:] = False
 
+    # -- checkpoints --
 
-def _stacked(*rows: Any) -> npt.NDArray[Any]:
-    if any(not isinstance(row, (np.ndarray, np.generic)) for row in rows):
-        stacked = np.empty(len(rows), dtype=object)
-        stacked[:] = rows
-        return stacked
-    return np.stack(rows)
+    def state(self, running: bool = True) -> dict[str, Any]:
+        """What a checkpoint stores between two segments.
 
+        A running episode is stored as its actions so far (its seed and task follow from its number), or as the state of
+        its environment where that offers `get_state` and `set_state`. Without `running` only the numbers of the running
+        episodes are stored: a run that is restored from them begins the next ones.
+        """
+        state: dict[str, Any] = {"episode": self.episode.copy(), "ledger": self.ledger.state()}
+        if not running:
+            return state
+        states = list(self.fleet.call("get_state")) if self._have("get_state") else None
+        if states is None and self.actions is None:
+            raise BadArgument("the environment has no get_state: make the collector with resumable=True")
+        actions = None if states is not None or self.actions is None else [*map(self.actions.of, self.slots.tolist())]
+        return state | {
+            "step": self.step.copy(),
+            "ep_return": self.ep_return.copy(),
+            "obs": [leaf[0].copy() for _, leaf in tree_leaves(self.obs)],
+            "columns": {name: values[0].copy() for name, values in self.columns.items()},
+            "actions": actions,
+            "states": states,
+        }
 
-def _put(arrays: Tree, rows: Tree, *index: Ints) -> None:
-    there = dict(tree_leaves(rows))
-    for path, array in tree_leaves(arrays):
-        array[index] = there[path]
+    def restore(self, stored: dict[str, Any], how: str = "replay") -> Ints:
+        """Go back to where `state` was taken; give the slots whose running episodes had to be ended.
+
+        Every slot is reset with the seed of its running episode and plays the stored actions again. The observation it
+        arrives at is compared with the stored one, bit for bit. Where they differ the environment is not determined by
+        its seed, and the episode is ended there. `how="end"` ends all of them.
+        """
+        self.episode[:] = stored["episode"]
+        self.ledger.load(stored["ledger"])
+        ended = self.slots
+        if how != "end" and "obs" in stored:
+            self._resume(self._reset(self.slots))
+            if stored["states"] is not None:
+                self._set_states(stored)
+            else:
+                self._replay(stored["actions"])
+            self.step[:], self.ep_return[:] = stored["step"], stored["ep_return"]
+            differs = self._differs(stored["obs"])
+            ended = np.flatnonzero(differs)
+            if self.actions is not None and stored["actions"] is not None:
+                for slot in np.flatnonzero(~differs).tolist():
+                    self.actions.set(slot, tree_map(np.array, stored["actions"][slot]))
+            if len(ended):
+                warnings.warn(
+                    f"the running episodes of slots {ended.tolist()} could not be restored (the environment is not "
+                    "determined by its seed and offers no get_state/set_state); they were ended, so the run goes on "
+                    "but not bit by bit",
+                    stacklevel=3,
+                )
+        if len(ended):
+            self._end_running(ended)
+        self._assign_next(self.slots)
+        return ended
+
+    def _resume(self, batch: Batch) -> None:
+        """Take over slots that were reset here, not by the fleet at an end."""
+        self._see(batch)
+        self.task[batch.slots] = batch.task
+
+    def _replay(self, stored: list[Tree]) -> None:
+        actions = [tree_map(np.array, part) for part in stored]
+        lengths = np.array([tree_length(part) for part in actions])
+        for t in range(int(lengths.max(initial=0))):
+            going = np.flatnonzero(lengths > t)
+            self.fleet.send(tree_stack([tree_rows(actions[slot], t) for slot in going]), going)
+            self._see(self.fleet.recv(going))
+
+    def _set_states(self, stored: dict[str, Any]) -> None:
+        for slot, state in enumerate(stored["states"]):
+            self.fleet.call("set_state", state, slots=[slot])
+        # Gymnasium's TimeLimit counts outside the environment, so its count is not in the environment's state.
+        if self._have("_elapsed_steps"):
+            self.fleet.set_attr("_elapsed_steps", [int(step) for step in stored["step"]])
+        # set_state gives no observation; the checkpoint has it.
+        for (_, leaf), old in zip(tree_leaves(self.obs), stored["obs"]):
+            leaf[0] = old
+        for name, values in stored["columns"].items():
+            self.columns[name][0] = values
+
+    def _have(self, name: str) -> bool:
+        """Whether every environment has an attribute. Many-agent environments are always played again."""
+        # Asked of the environment, because a call that fails would be counted as a fault of the slot.
+        return not self.has_agents and all(self.fleet.call("has_wrapper_attr", name))
+
+    def _differs(self, stored: list[Any]) -> Bools:
+        count = len(self.slots)
+        differs = np.zeros(count, dtype=np.bool_)
+        for (_, leaf), old in zip(tree_leaves(self.obs), stored):
+            now, then = leaf.reshape(count, -1), old.reshape(count, -1)
+            both_nan = (now != now) & (then != then)
+            differs |= ~((now == then) | both_nan).all(axis=1)
+        return differs
+
+    def _end_running(self, slots: Ints) -> None:
+        self.ledger.drop("ended when the run was resumed", len(slots))
+        self.ledger.start(len(slots))
+        self.episode[slots] += 1
+        self.step[slots] = 0
+        self.ep_return[slots] = 0.0
+        self._resume(self._reset(slots))

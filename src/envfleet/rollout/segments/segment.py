@@ -57,8 +57,8 @@ class Segment:
     )  # the same with bootstrap_obs, [B, ...]
 
     @classmethod
-    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree) -> Self:
-        """Make a segment to be filled, its leaves shaped like one batch ([B, ...])."""
+    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree = None) -> Self:
+        """Make a segment to be filled, its leaves shaped like one batch ([B, ...]); without `action` it has none yet."""
         shape = (num_steps, num_slots)
 
         def room(leaf: Any) -> npt.NDArray[Any]:
@@ -67,7 +67,7 @@ class Segment:
 
         return cls(
             obs=tree_map(room, obs),
-            action=tree_map(room, action),
+            action=None if action is None else tree_map(room, action),
             reward=np.zeros(shape),
             terminated=np.zeros(shape, dtype=np.bool_),
             truncated=np.zeros(shape, dtype=np.bool_),

@@ -1,4 +1,4 @@
-"""Segments collected the short way equal those collected the long way, byte for byte."""
+"""Segments written as whole rows equal those written slot by slot, and checked answers equal trusted ones, to the byte."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import torch
 from train_helpers import Fragile, MaskedByInfo, WithLimit, config
 
 from envfleet.networks.network_policy import Policy
-from envfleet.rollout.segments import lockstep
 from envfleet.train import PPOTrainer
 from envfleet.util.trees import tree_leaves
 
 
-class Doubted(Policy):
-    """The same policy, but its answers are checked: it goes the long way."""
+class Checked(Policy):
+    """The same policy, but its answers are checked."""
 
     answers_fit = False
 
 
-def collected(kind: type[Policy], timing: bool = False, **changes):
+def collected(kind: type[Policy], whole: bool, timing: bool = False, **changes):
     import gymnasium as gym
 
     columns = {"action_mask": gym.spaces.MultiBinary(2)} if changes.get("env") is MaskedByInfo else {}
     with PPOTrainer(config(**changes, columns=columns)) as trainer:
         trainer.policy.__class__ = kind
         trainer.collector._clock.on = timing
-        segments = [trainer.collector.segment(16) for _ in range(4)]
-        assert lockstep.fits(trainer.collector._segments) == (kind is Policy)
-        return segments, trainer.collector.ledger
+        run = trainer.collector._open_segments()
+        run.whole = whole
+        run.at = run._first()
+        return [trainer.collector.segment(16) for _ in range(4)], trainer.collector.ledger
 
 
 CASES = {
@@ -42,13 +42,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_short_and_long_way_agree(case):
-    short, short_ledger = collected(Policy, timing=True, **CASES[case])
-    long, long_ledger = collected(Doubted, **CASES[case])
+@pytest.mark.parametrize("kind, whole", [(Checked, True), (Policy, False)], ids=["checked", "by slot"])
+def test_whole_rows_of_trusted_answers_are_right(case, kind, whole):
+    usual, usual_ledger = collected(Policy, True, timing=True, **CASES[case])
+    others, other_ledger = collected(kind, whole, **CASES[case])
     if case != "faults":  # how often a slot may be restarted is the fleet's business
-        assert str(short_ledger) == str(long_ledger)
-        assert sum(len(segment.end_index) for segment in short)
-    for one, other in zip(short, long):
+        assert str(usual_ledger) == str(other_ledger)
+        assert sum(len(segment.end_index) for segment in usual)
+    for one, other in zip(usual, others):
         for name, value in vars(one).items():
             theirs = getattr(other, name)
             for (path, leaf), (_, wanted) in zip(tree_leaves(value), tree_leaves(theirs)):

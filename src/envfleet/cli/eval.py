@@ -40,15 +40,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Evaluate; return the exit code."""
     from envfleet.train.agent import load_agent
-    from envfleet.train.team_evaluate import TeamEvaluation
+    from envfleet.train.evaluate import TeamEvaluation
 
     try:
         if args.episodes < 1:
             raise BadArgument(f"--episodes {args.episodes}: at least 1 is needed")
         agent = load_agent(args.run_folder, which=args.checkpoint)
         frames: list[Any] | None = [] if args.video else None
-        more = {"opponents": _opponent(args.opponent, agent)} if args.opponent else {}
-        evaluation = agent.evaluate(args.episodes, args.seed, not args.sample, frames, **more)
+        opponents = _opponent(args.opponent, agent) if args.opponent else None
+        evaluation = agent.evaluate(args.episodes, args.seed, not args.sample, frames, opponents)
         video = _write_video(args.run_folder, frames, agent.fps) if frames else None
     except FleetError as error:
         print(f"envfleet eval: {error}", file=sys.stderr)
@@ -71,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _opponent(given: str, agent: Any) -> Any:
-    from envfleet.train.team_agent import TeamAgent
-
-    if not isinstance(agent, TeamAgent):
+    if not agent.agents:
         raise BadArgument(f"--opponent {given}: the run in question has one agent and no opponents")
     module, colon, name = given.partition(":")
     if not colon:

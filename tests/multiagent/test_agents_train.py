@@ -349,6 +349,8 @@ def test_train_and_eval_from_the_command_line(tmp_path, capsys):
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Return of agent_0" in report
     assert load_agent(out).agents == ("agent_0", "agent_1")
+    with pytest.raises(BadArgument, match="agents agent_0, agent_1: evaluate"):
+        load_agent(out).policy()
 
 
 def test_eval_against_opponents_counts_games(tmp_path, capsys):

@@ -71,3 +71,11 @@ def test_a_file_of_a_later_format_says_so(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="format 9, this version reads up to 2: upgrade envfleet"):
         read(tmp_path / "later.pt")
+
+
+def test_tuples_come_back_as_tuples(tmp_path):
+    state = {"held": {"obs": (np.arange(3), {"a": (np.zeros(2),)})}, "list": [1, (2, 3)]}
+    write(tmp_path / "a.pt", state)
+    found = read(tmp_path / "a.pt")
+    assert isinstance(found["held"]["obs"], tuple) and isinstance(found["held"]["obs"][1]["a"], tuple)
+    assert found["held"]["obs"][0].tolist() == [0, 1, 2] and found["list"] == [1, (2, 3)]

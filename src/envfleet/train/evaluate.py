@@ -28,6 +28,8 @@ Opponent = Callable[[Any, Any, np.random.Generator], Any]
 Played = tuple[NDArray[np.float64], int, NDArray[np.bool_]]
 """One episode: the agents' returns [A], its length, and which agents the policies played [A]"""
 
+SLOT = np.zeros(1, np.int64)  # the only slot of a fleet of one
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -158,7 +160,7 @@ class Evaluator:
         frames: list[Any] | None,
     ) -> Played:
         batch = fleet.reset(seed=[episode_seed(self.seed, "eval", 0, episode)])
-        rng = stream(self.seed, "eval-opponents", episode)
+        rng = stream(self.seed, "eval-opponents", episode) if against else None
         ours = np.array([agent not in against for agent in self.agents] or [True])
         acted = np.zeros((1, len(ours)), np.int64)
         step = 0
@@ -166,19 +168,16 @@ class Evaluator:
             if frames is not None:
                 frames.append(fleet.render(0))
             columns = {name: getattr(batch, name) for name in fleet.layout.columns}
-            ask = Ask(
-                obs=batch.obs,
-                slots=np.zeros(1, np.int64),
-                episode=np.array([episode]),
-                step=np.array([step]),
-                columns={**columns, ACTIVE: batch.active & ours, AGENT_STEP: acted},
-            )
+            if self.agents:
+                columns |= {ACTIVE: batch.active & ours, AGENT_STEP: acted.copy()}
+                acted += batch.active
+            ask = Ask(obs=batch.obs, slots=SLOT, episode=np.array([episode]), step=np.array([step]), columns=columns)
             actions = policy.act(ask).actions
             for agent, opponent in against.items():
                 self._answer(agent, opponent, batch, columns, rng, actions)
-            acted += batch.active
             batch = fleet.step(actions)
-            acted[batch.terminated | batch.truncated] = 0
+            if self.agents:
+                acted[batch.terminated | batch.truncated] = 0
             step += 1
             if batch.ended[0]:
                 returns = np.array(batch.ep_return[0], dtype=np.float64, ndmin=1)
@@ -215,9 +214,7 @@ class Evaluator:
     def _group_of(self, agent: str) -> Any:
         return next(group for group in self._groups if agent in group.agents)
 
-    def _answer(
-        self, agent: str, opponent: Opponent, batch: Any, columns: dict[str, Any], rng: np.random.Generator, out: Any
-    ) -> None:
+    def _answer(self, agent: str, opponent: Opponent, batch: Any, columns: dict[str, Any], rng: Any, out: Any) -> None:
         """Write an opponent's action into `out`, if its agent must act."""
         if not batch.active[0, self.agents.index(agent)]:
             return

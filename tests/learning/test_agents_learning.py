@@ -62,7 +62,7 @@ def test_simple_spread_beats_chance():
     """Every agent's return is at least 3 points above that of random agents (-26.7)."""
     pytest.importorskip("mpe2")
     with trainer_of(SPREAD, 1) as trainer:
-        nobody = dict.fromkeys(trainer.team.agents, "random")
+        nobody = dict.fromkeys(trainer.learner.agents, "random")
         by_chance = trainer.evaluate(100, opponents=nobody).mean_agent_returns
         trainer.train()
         found = trainer.evaluate(100).mean_agent_returns

@@ -36,7 +36,7 @@ def config(**changes):
 
 
 def weights(trainer):
-    return torch.cat([side.learner.flat.detach() for side in trainer.team.sides.values()])
+    return trainer.learner.flat
 
 
 def trained(settings):
@@ -93,8 +93,7 @@ def test_settings_for_many_agents_are_refused_where_there_is_one():
 def collected(env, policies="shared", steps=(12,), num_envs=2):
     """Segments of random play, cut into transitions."""
     with ef.make(env, num_envs, backend="serial") as fleet:
-        seats = assign_policies(policies, fleet.agents, fleet.groups)
-        transitions = Transitions(seats, num_envs, len(fleet.agents), len(fleet.groups))
+        transitions = Transitions(assign_policies(policies, fleet.agents, fleet.groups), num_envs)
         rng = np.random.default_rng(0)
 
         class Player:
@@ -186,7 +185,7 @@ def test_transitions_that_a_fault_cut_off_are_not_learned_from(monkeypatch):
     monkeypatch.setattr(Breaks, "left", 2)
     with PPOTrainer(config(env=Breaks, on_fault="restart", num_envs=2)) as trainer:
         segment = trainer.collector.segment(5)
-        part = trainer.team.transitions.cut(segment)["shared"]
+        part = trainer.learner.transitions.cut(segment)["shared"]
         broken = np.argwhere(~segment.scored).tolist()
         assert broken == [[2, 0], [2, 1]] and part.num_scored == 16
         for t, b in broken:
@@ -198,8 +197,7 @@ def test_transitions_that_a_fault_cut_off_are_not_learned_from(monkeypatch):
 
 
 def test_an_agent_that_vanishes_unscored_is_dropped_and_counted():
-    spaces_of = assign_policies("shared", ("a", "b"), [_group("x", ("a", "b"))])
-    transitions = Transitions(spaces_of, 1, 2)
+    transitions = Transitions(assign_policies("shared", ("a", "b"), [_group("x", ("a", "b"))]), 1)
     segment = AgentSegment.of(
         2, obs=np.zeros((1, 2, 1)), action=np.zeros((1, 2), np.int64), active=np.zeros((1, 2), bool)
     )
@@ -240,7 +238,7 @@ def test_training_moves_the_weights_and_logs_every_agent(case, tmp_path):
         result = trainer.train()
         assert result.num_steps == settings.total_steps
         after = weights(trainer)
-        agents = trainer.team.agents
+        agents = trainer.learner.agents
         evaluation = trainer.evaluate(2)
     assert torch.isfinite(after).all() and (before != after).any()
     assert set(evaluation.agent_returns) == set(agents)
@@ -270,7 +268,7 @@ def test_one_forward_per_policy_and_batch(monkeypatch):
 
 def test_only_those_who_act_advance_their_memory():
     with PPOTrainer(config(env=Turns, arch="memory", num_envs=2)) as trainer:
-        policy = trainer.team.sides["shared"].policy
+        policy = trainer.learner.trained["shared"].policy
         trainer.collector.segment(2)  # each had its turn
         before = policy.state.reshape(2, 2, -1).copy()
         trainer.collector.segment(1)  # the first again
@@ -283,7 +281,7 @@ def test_learned_state_follows_each_agents_own_rows():
     with PPOTrainer(config(env=Crowd, arch="memory", num_envs=4, learning_rate=0.0)) as trainer:
         for _ in range(3):
             trainer.train_episode_vectorized()
-            side, held = trainer.team.sides["shared"], trainer.team.transitions.held_mask
+            side, held = trainer.learner.trained["shared"], trainer.learner.transitions.held_mask
             run = trainer.collector._segments
             going = (run.agent_step > 0).reshape(-1) & ~held.reshape(-1)
             assert going.any()
@@ -318,19 +316,19 @@ def test_ratings_move_by_what_was_unexpected():
     assert ours - 1400.0 < 2.0 and ours + theirs == pytest.approx(2400.0)
 
 
-def test_past_policies_are_seated_on_one_side_and_not_learned_from():
+def test_past_policies_play_one_side_and_are_not_learned_from():
     settings = config(env=Turns, self_play=True, self_play_every=1, self_play_past=1.0, num_envs=4, self_play_pool=2)
     with PPOTrainer(settings) as trainer:
         segment = trainer.collector.segment(20)
-        seat = segment.extras["seat"]
-        assert ((seat >= 0).sum(axis=2) == 1).all(), "one side is past, one is ours"
-        part = trainer.team.transitions.cut(segment)["shared"]
-        ours = (segment.acted & (seat < 0)).sum()
-        assert part.lengths.sum() + trainer.team.transitions.num_held == ours < segment.acted.sum()
+        past = segment.extras["past_policy"]
+        assert ((past >= 0).sum(axis=2) == 1).all(), "one side is past, one is ours"
+        part = trainer.learner.transitions.cut(segment)["shared"]
+        ours = (segment.acted & (past < 0)).sum()
+        assert part.lengths.sum() + trainer.learner.transitions.num_held == ours < segment.acted.sum()
         for _ in range(6):
             trainer.train_episode_vectorized()
-        pool = trainer.team.pool
-        assert len(pool.entries) <= 2 + len(np.unique(pool.seated)) and pool.games > 0
+        pool = trainer.learner.pool
+        assert len(pool.entries) <= 2 + len(np.unique(pool.playing)) and pool.games > 0
         assert sum(entry.games for entry in pool.entries) <= pool.games
         assert pool.rating != 1000.0 or pool.games == 0
 
@@ -351,6 +349,8 @@ def test_train_and_eval_from_the_command_line(tmp_path, capsys):
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Return of agent_0" in report
     assert load_agent(out).agents == ("agent_0", "agent_1")
+    with pytest.raises(BadArgument, match="agents agent_0, agent_1: evaluate"):
+        load_agent(out).policy()
 
 
 def test_eval_against_opponents_counts_games(tmp_path, capsys):

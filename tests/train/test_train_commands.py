@@ -56,7 +56,7 @@ def test_the_report_repeats_the_run(capsys, tmp_path):
     words = command.split()[1:]
     words[words.index("--out") + 1] = str(tmp_path / "b")
     assert call(capsys, *words, "--quiet")[0] == 0
-    first, second = (Checkpoints(tmp_path / name).load_latest()["net"] for name in "ab")
+    first, second = (Checkpoints(tmp_path / name).load_latest()["team"]["policies"]["shared"]["net"] for name in "ab")
     assert all((first[name] == second[name]).all() for name in first)
 
 
@@ -191,7 +191,8 @@ def test_wandb_is_one_run_and_video_is_of_slot_0(capsys, tmp_path):
 def test_checkpoints_hold_plain_values_only(capsys, tmp_path):
     call(capsys, "train", "CartPole-v1", *SMALL, "--out", tmp_path, "--quiet")
     state = read(Checkpoints(tmp_path).paths()[-1])
-    assert {"net", "optimiser", "counters", "rng", "running", "config"} <= set(state)
+    assert {"team", "counters", "running", "config"} <= set(state)
+    assert {"net", "optimiser", "memory", "rng"} <= set(state["team"]["policies"]["shared"])
 
 
 def test_a_killed_worker_does_not_end_a_run(tmp_path):

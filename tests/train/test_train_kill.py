@@ -68,13 +68,12 @@ def killed_and_resumed(folder, updates, every, kills, seed):
 
 def same(one, other):
     assert one["update"] == other["update"]
+    ours, theirs = (state["team"]["policies"]["shared"] for state in (one, other))
     for part in ("net", "optimiser"):
-        for name, value in one[part].items():
-            equal = (
-                torch.equal(value, other[part][name]) if isinstance(value, torch.Tensor) else value == other[part][name]
-            )
-            assert equal, name
-    assert one["rng"] == other["rng"]
+        for name, value in ours[part].items():
+            wanted = theirs[part][name]
+            assert torch.equal(value, wanted) if isinstance(value, torch.Tensor) else value == wanted, name
+    assert ours["rng"] == theirs["rng"]
     assert one["running"]["ledger"] == other["running"]["ledger"]
 
 

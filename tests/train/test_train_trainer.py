@@ -219,6 +219,28 @@ def test_evaluation_changes_nothing_and_repeats_itself(tmp_path):
     assert agent.policy().choose(np.zeros((1, 4), np.float32))[0].shape == (1,)
 
 
+class Sized(Counting):
+    """A class with settings, which reach the evaluation's environment as they reach those of training."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+    def step(self, action):
+        observation, reward, _, cut, info = super().step(action)
+        return observation, reward, self.time == self.limit, cut, info
+
+
+def test_an_environment_given_as_a_class_is_evaluated_with_its_settings(tmp_path):
+    settings = config(env=Sized, env_kwargs={"limit": 5}, total_steps=64, out=str(tmp_path))
+    with PPOTrainer(settings) as trainer:
+        trainer.train()
+        assert trainer.evaluate(2).lengths == [5, 5]
+        with pytest.raises(BadArgument, match="has one agent and no opponents"):
+            trainer.evaluate(1, opponents="random")
+    assert load_agent(tmp_path, env=Sized).evaluate(2).lengths == [5, 5]
+
+
 def test_several_environments_by_name(tmp_path):
     with PPOTrainer(config(env="CartPole-v1,CartPole-v0", num_steps=64, out=str(tmp_path))) as trainer:
         trainer.train()

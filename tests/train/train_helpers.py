@@ -23,7 +23,7 @@ def config(**changes: Any) -> PPOConfig:
 
 
 def weights(trainer: PPOTrainer) -> torch.Tensor:
-    return trainer.learner.flat.detach().clone()
+    return trainer.learner.flat
 
 
 def trained(settings: PPOConfig) -> torch.Tensor:

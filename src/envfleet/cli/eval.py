@@ -34,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print."""
     from envfleet.train.agent import load_agent
+    from envfleet.train.evaluate import TeamEvaluation
 
     agent = load_agent(args.run_folder, which=args.checkpoint)
     frames: list[Any] | None = [] if args.video else None
-    more = {"opponents": _opponent(args.opponent, agent)} if args.opponent else {}
-    evaluation: Any = agent.evaluate(args.num_episodes, args.seed, not args.sample, frames, **more)
+    opponents = _opponent(args.opponent, agent) if args.opponent else None
+    evaluation = agent.evaluate(args.num_episodes, args.seed, not args.sample, frames, opponents)
     video = _write_video(Path(args.run_folder), frames, agent.fps) if frames else None
     if args.json:
         about = {"env": agent.config.env_name, "update": agent.update, "video": video}
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"return {evaluation.mean_return:.2f} {spread}, length {evaluation.mean_length:.1f}")
     for name, mean in getattr(evaluation, "mean_agent_returns", {}).items():
         print(f"return/{name} {mean:.2f}")
-    if args.opponent:
+    if isinstance(evaluation, TeamEvaluation) and args.opponent:
         print(f"against {args.opponent}: {evaluation.wins} won, {evaluation.draws} drawn, {evaluation.losses} lost")
     if video:
         print(f"video: {video}")
@@ -57,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _opponent(given: str, agent: Any) -> Any:
-    from envfleet.train.team_agent import TeamAgent
-
-    if not isinstance(agent, TeamAgent):
+    if not agent.agents:
         raise BadArgument(f"--opponent {given}: the run in question has one agent and no opponents")
     return load_attribute(given, "--opponent") if ":" in given else given
 

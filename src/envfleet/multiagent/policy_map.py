@@ -4,44 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.errors import BadArgument
+from envfleet.multiagent.groups import AgentGroup
 
 Policies = str | dict[str, list[str]]
 SHARED, INDEPENDENT = "shared", "independent"
 
 
-class Group(Protocol):
-    """What is needed of a fleet's group: agents with equal spaces, and where they sit on the agent axis."""
-
-    @property
-    def name(self) -> str:
-        """Its name; the key of its arrays where a fleet has several groups."""
-        ...
-
-    @property
-    def agents(self) -> tuple[str, ...]:
-        """Its agents, in the order of its arrays' agent axis."""
-        ...
-
-    @property
-    def observation_space(self) -> gym.Space[Any]:
-        """What each of them observes."""
-        ...
-
-    @property
-    def action_space(self) -> gym.Space[Any]:
-        """What each of them does."""
-        ...
-
-
 @dataclass(frozen=True)
-class Seats:
+class Assignment:
     """One policy and the agents it plays. P is their number, in the order of the agent axis."""
 
     name: str
@@ -89,14 +66,14 @@ def _members(name: str, members: Any) -> list[str]:
     return found
 
 
-def assign_policies(policies: Policies, agents: Sequence[str], groups: Sequence[Group]) -> tuple[Seats, ...]:
-    """Seat every agent; agents of one policy need equal spaces, and what does not fit is named.
+def assign_policies(policies: Policies, agents: Sequence[str], groups: Sequence[AgentGroup]) -> tuple[Assignment, ...]:
+    """Assign every agent to a policy. Agents of one policy need equal spaces; the error names those that differ.
 
     Example:
         >>> from types import SimpleNamespace
         >>> spaces = dict(observation_space=gym.spaces.Discrete(4), action_space=gym.spaces.Discrete(2))
         >>> group = SimpleNamespace(name="agent", agents=("agent_0", "agent_1"), **spaces)
-        >>> [(seats.name, seats.agents) for seats in assign_policies("independent", group.agents, [group])]
+        >>> [(one.name, one.agents) for one in assign_policies("independent", group.agents, [group])]
         [('agent_0', ('agent_0',)), ('agent_1', ('agent_1',))]
     """
     if policies == SHARED:
@@ -107,7 +84,7 @@ def assign_policies(policies: Policies, agents: Sequence[str], groups: Sequence[
         assert isinstance(policies, dict)
         wanted = policies
         _check_names(wanted, agents)
-    return tuple(_seat(name, members, agents, groups) for name, members in wanted.items())
+    return tuple(_assign(name, members, agents, groups) for name, members in wanted.items())
 
 
 def _check_names(wanted: dict[str, list[str]], agents: Sequence[str]) -> None:
@@ -124,16 +101,16 @@ def _check_names(wanted: dict[str, list[str]], agents: Sequence[str]) -> None:
         raise BadArgument(f"policies: {', '.join(twice)} appear more than once; an agent has one policy")
 
 
-def _seat(name: str, members: list[str], agents: Sequence[str], groups: Sequence[Group]) -> Seats:
+def _assign(name: str, members: list[str], agents: Sequence[str], groups: Sequence[AgentGroup]) -> Assignment:
     ordered = tuple(agent for agent in agents if agent in members)
     homes = [group for group in groups if any(agent in group.agents for agent in ordered)]
     if len(homes) > 1:
         raise BadArgument(
-            f"policies: {name!r} cannot play agents with different spaces: {'; '.join(_told(ordered, homes))}. "
+            f"policies: {name!r} cannot play agents with different spaces: {'; '.join(_spaces_of(ordered, homes))}. "
             'Give them policies of their own: policies="independent", or one per kind of agent by name'
         )
     home = homes[0]
-    return Seats(
+    return Assignment(
         name,
         ordered,
         np.array([list(agents).index(agent) for agent in ordered], dtype=np.int64),
@@ -144,7 +121,7 @@ def _seat(name: str, members: list[str], agents: Sequence[str], groups: Sequence
     )
 
 
-def _told(agents: tuple[str, ...], groups: Sequence[Group]) -> list[str]:
+def _spaces_of(agents: tuple[str, ...], groups: Sequence[AgentGroup]) -> list[str]:
     lines = []
     for group in groups:
         names = ", ".join(agent for agent in agents if agent in group.agents)

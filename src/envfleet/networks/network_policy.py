@@ -72,6 +72,10 @@ class Policy:
         self._in_numpy = net.device.type == "cpu" and not net.features.image_shapes
         self._mirror = ActorMirror(net) if self._in_numpy else None
 
+    def fork(self, num_slots: int, rng: np.random.Generator | None) -> Policy:
+        """Return a policy with the same network and statistics, and with memory and random numbers of its own."""
+        return Policy(self.net, num_slots, rng, self.normaliser, self.skip_nan)
+
     def act(self, ask: Ask) -> Answer:
         """Answer a collector: actions, and beside them what was drawn where that is not the same."""
         slots = None if len(ask) == len(self.state) else ask.slots

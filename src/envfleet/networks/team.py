@@ -1,4 +1,4 @@
-"""Policies that play together: one forward pass per policy and batch, whoever's turn it is in whichever environment."""
+"""Several policies in one environment: one forward pass per policy and batch, for all agents that must act."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from envfleet.multiagent.policy_map import Seats, part_of
+from envfleet.multiagent.policy_map import Assignment, part_of
 from envfleet.networks.features import MASK_KEY
 from envfleet.networks.network_policy import NotFinite, Policy
 from envfleet.rollout.policy_protocol import Answer, Ask
@@ -16,99 +16,81 @@ from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP
 from envfleet.util.trees import Tree, tree_map
 
 Ints = NDArray[np.int64]
-SEAT = "seat"
+PAST = "past_policy"  # [k, A] number of the past policy that plays an agent; -1: the present one
 
 
 class Opponents(Protocol):
-    """Who else may sit at the table: -1 stands for the policies themselves, anything else for somebody of a pool."""
+    """Past policies that play some of the agents."""
 
-    def seating(self, ask: Ask) -> Ints:
-        """Return who plays whom, [k, A]; episodes that begin are seated anew."""
+    def assign(self, ask: Ask) -> Ints:
+        """Return `past_policy` [k, A]; it is drawn anew for episodes that begin."""
         ...
 
     def player(self, number: int, policy: str) -> Policy:
-        """Return who acts for a policy."""
+        """Return the past policy `number` in the place of `policy`."""
         ...
 
 
 class TeamPolicy:
-    """Answers a collector for all agents: gathers the rows of every policy, asks it once, scatters the actions.
+    """Answers a collector for all agents: gathers the rows of every policy, runs it once, scatters the actions.
 
-    Memory is kept per environment and agent, and only those who act advance theirs. Beside the actions it notes what
-    was drawn where that differs from what the environment gets (`raw/<policy>`) and, with opponents, who sat where (`seat`).
+    Memory is kept per environment and agent, and advances only for agents that act. The extras of an answer hold what
+    was drawn where that differs from what the environment gets (`raw/<policy>`) and, with opponents, `past_policy`.
     """
 
     answers_fit = True
 
     def __init__(
-        self,
-        seats: Sequence[Seats],
-        policies: Mapping[str, Policy],
-        num_agents: int,
-        num_groups: int,
-        opponents: Opponents | None = None,
+        self, assigned: Sequence[Assignment], policies: Mapping[str, Policy], opponents: Opponents | None = None
     ) -> None:
-        self.seats, self.policies = tuple(seats), dict(policies)
-        self.num_agents, self.num_groups = num_agents, num_groups
-        self.opponents = opponents
-        self.version = 0
-        sizes: dict[str, int] = {}
-        for each in self.seats:
-            sizes[each.group] = max(sizes.get(each.group, 0), int(each.within.max()) + 1)
-        self._sizes = sizes  # agents of every group
+        self.assigned, self.policies, self.opponents = tuple(assigned), dict(policies), opponents
+        self.version = 0  # counts updates; the collector writes it beside every action
+        self._sizes: dict[str, int] = {}  # group → its agents
+        for each in self.assigned:
+            self._sizes[each.group] = max(self._sizes.get(each.group, 0), int(each.within.max()) + 1)
 
     def act(self, ask: Ask) -> Answer:
-        """Choose an action for every active agent; the others' are zeros, which nobody looks at."""
-        active, first = ask.columns[ACTIVE], ask.columns[AGENT_STEP] == 0
-        seating = self.opponents.seating(ask) if self.opponents is not None else None
+        """Choose an action for every active agent; the actions of the others are zeros, which the fleet ignores."""
+        past = self.opponents.assign(ask) if self.opponents is not None else None
         actions: dict[str, NDArray[Any]] = {}
-        extras: dict[str, Any] = {} if seating is None else {SEAT: seating}
-        for seats in self.seats:
-            space = seats.action_space
-            if seats.group not in actions:
-                shape = (len(ask), self._sizes[seats.group], *(space.shape or ()))
-                actions[seats.group] = np.zeros(shape, space.dtype)
-            raw = self._play(seats, ask, active, first, seating, actions[seats.group])
+        extras: dict[str, Any] = {} if past is None else {PAST: past}
+        for each in self.assigned:
+            space = each.action_space
+            if each.group not in actions:
+                shape = (len(ask), self._sizes[each.group], *(space.shape or ()))
+                actions[each.group] = np.zeros(shape, space.dtype)
+            raw = self._play(each, ask, past, actions[each.group])
             if raw is not None:
-                extras[f"raw/{seats.name}"] = raw
-        together: Tree = actions if self.num_groups > 1 else next(iter(actions.values()))
+                extras[f"raw/{each.name}"] = raw
+        together: Tree = actions if len(self._sizes) > 1 else next(iter(actions.values()))
         return Answer(together, extras)
 
-    def _play(
-        self,
-        seats: Seats,
-        ask: Ask,
-        active: NDArray[np.bool_],
-        first: NDArray[np.bool_],
-        seating: Ints | None,
-        out: NDArray[Any],
-    ) -> NDArray[Any] | None:
+    def _play(self, ours: Assignment, ask: Ask, past: Ints | None, out: NDArray[Any]) -> NDArray[Any] | None:
         """Fill in the actions of one policy's agents; return what was drawn, [k, P, …], where that is not the same."""
-        obs = part_of(ask.obs, seats.group, self.num_groups)
-        mask = mask_of(ask.columns, seats.group, self.num_groups)
-        ours = self.policies[seats.name]
-        kinds = ours.net.actions
+        obs = part_of(ask.obs, ours.group, len(self._sizes))
+        mask = mask_of(ask.columns, ours.group, len(self._sizes))
+        policy = self.policies[ours.name]
+        kinds = policy.net.actions
         drawn: NDArray[Any] | None = None
         if not kinds.raw_is_env:
-            drawn = np.zeros((len(ask), seats.count, *kinds.raw_shape()), kinds.raw_dtype())
-        b, p = np.nonzero(active[:, seats.indices])
-        who = seating[b, seats.indices[p]] if seating is not None else None
-        for number in [-1] if who is None else np.unique(who).tolist():
-            if who is not None:
-                b, p = np.nonzero(active[:, seats.indices] & (seating == number)[:, seats.indices])  # type: ignore[index]
+            drawn = np.zeros((len(ask), ours.count, *kinds.raw_shape()), kinds.raw_dtype())
+        active = ask.columns[ACTIVE][:, ours.indices]  # [k, P]
+        number = None if past is None else past[:, ours.indices]  # [k, P]
+        for playing in [-1] if number is None else np.unique(number[active]).tolist():
+            b, p = np.nonzero(active if number is None else active & (number == playing))
             if not len(b):
                 continue
-            player = ours if number < 0 or self.opponents is None else self.opponents.player(number, seats.name)
-            at = b, seats.within[p]
+            player = policy if playing < 0 or self.opponents is None else self.opponents.player(playing, ours.name)
+            at = b, ours.within[p]
             try:
                 action, raw = player.choose(
                     tree_map(lambda leaf, at=at: leaf[at], obs),
-                    ask.slots[b] * seats.count + p,
-                    first[b, seats.indices[p]],
+                    ask.slots[b] * ours.count + p,
+                    ask.columns[AGENT_STEP][b, ours.indices[p]] == 0,
                     None if mask is None else mask[at],
                 )
             except NotFinite as error:
-                raise NotFinite(_where(error, ask, seats, b, p), error.rows) from error
+                raise NotFinite(_where(error, ask, ours, b, p), error.rows) from error
             out[at] = action
             if drawn is not None:
                 drawn[b, p] = raw
@@ -125,7 +107,7 @@ def mask_of(columns: Mapping[str, Any], group: str, num_groups: int) -> Any:
     return columns.get(MASK_KEY if num_groups == 1 else f"{MASK_KEY}:{group}")
 
 
-def _where(error: NotFinite, ask: Ask, seats: Seats, b: Ints, p: Ints) -> str:
+def _where(error: NotFinite, ask: Ask, ours: Assignment, b: Ints, p: Ints) -> str:
     row = error.rows[0] if error.rows else 0
-    where = f"slot {int(ask.slots[b[row]])}, agent {seats.agents[p[row]]}, step {int(ask.step[b[row]])}"
+    where = f"slot {int(ask.slots[b[row]])}, agent {ours.agents[p[row]]}, step {int(ask.step[b[row]])}"
     return f"{error} at {where}: the observation or the network holds NaN"

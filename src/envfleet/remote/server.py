@@ -145,7 +145,6 @@ def serve(env: Any, *, block: bool = True, **options: Any) -> Server:
     return server
 
 
-
 def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[str, Any]]:
     """Build one environment to learn its spaces, its names, and whether it has coroutines."""
     env = factory()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 _WHERE = {
     "PPOConfig": "config",
     "PPOTrainer": "trainer",
-    "TrainResult": "records",
-    "UpdateResult": "records",
+    "TrainResult": "trainer",
+    "UpdateResult": "trainer",
     "Evaluation": "evaluate",
     "Agent": "agent",
     "load_agent": "agent",
-    "TeamAgent": "team_agent",
-    "TeamEvaluation": "team_evaluate",
+    "TeamAgent": "agent",
+    "TeamEvaluation": "evaluate",
     "Learner": "update",
     "gae": "advantage",
     "RunExists": "train_errors",
@@ -33,13 +33,11 @@ __all__ = list(_WHERE)
 if TYPE_CHECKING:
     from envfleet.train.advantage import gae as gae
     from envfleet.train.agent import Agent as Agent
+    from envfleet.train.agent import TeamAgent as TeamAgent
     from envfleet.train.agent import load_agent as load_agent
     from envfleet.train.config import PPOConfig as PPOConfig
     from envfleet.train.evaluate import Evaluation as Evaluation
-    from envfleet.train.records import TrainResult as TrainResult
-    from envfleet.train.records import UpdateResult as UpdateResult
-    from envfleet.train.team_agent import TeamAgent as TeamAgent
-    from envfleet.train.team_evaluate import TeamEvaluation as TeamEvaluation
+    from envfleet.train.evaluate import TeamEvaluation as TeamEvaluation
     from envfleet.train.train_errors import CheckpointDamaged as CheckpointDamaged
     from envfleet.train.train_errors import CheckpointError as CheckpointError
     from envfleet.train.train_errors import DeviceMissing as DeviceMissing
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     from envfleet.train.train_errors import RunExists as RunExists
     from envfleet.train.train_errors import TrainingStopped as TrainingStopped
     from envfleet.train.trainer import PPOTrainer as PPOTrainer
+    from envfleet.train.trainer import TrainResult as TrainResult
+    from envfleet.train.trainer import UpdateResult as UpdateResult
     from envfleet.train.update import Learner as Learner
 
 

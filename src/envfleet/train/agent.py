@@ -4,142 +4,91 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 
-from envfleet.envs.registry import resolve_env
 from envfleet.errors import BadArgument
 from envfleet.networks.actor_critic import ActorCritic
-from envfleet.networks.network_policy import Policy
-from envfleet.slots.factories import resolve
+from envfleet.networks.network_policy import Normaliser, Policy
+from envfleet.train.build import assignments_of, env_list, one_env, state_space_of, stored_policy
 from envfleet.train.checkpoint import load
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
-from envfleet.train.normalise import ObservationNormaliser
 from envfleet.train.settings import parse
-from envfleet.train.train_errors import DeviceMissing
-from envfleet.util.seeding import stream
-
-if TYPE_CHECKING:
-    from envfleet.train.team_agent import TeamAgent
-
-
-def env_list(env: Any) -> list[Any]:
-    """The environments of a config: one, or several that the slots take in turn."""
-    if isinstance(env, str):
-        return [resolve_env(name.strip()) for name in env.split(",")]
-    if isinstance(env, (list, tuple)):
-        return [resolve_env(one) for one in env]
-    return [resolve_env(env)]
-
-
-def build_net(
-    observation_space: Any,
-    action_space: Any,
-    config: PPOConfig,
-    device: torch.device,
-    state_space: Any = None,
-    key: tuple[int, ...] = (),
-) -> ActorCritic:
-    """Build the network of a config; equal seeds give equal weights, and the global generator is left alone.
-
-    `state_space` is that of a centralised critic; `key` tells several networks of one run apart.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(config.seed, "network", *key).integers(2**62)))
-        net = ActorCritic(observation_space, action_space, config.network(), state_space)
-    return net.to(device)
-
-
-def normaliser_for(net: ActorCritic, config: PPOConfig) -> ObservationNormaliser | None:
-    """Return the observation normaliser of a config, if it wants one."""
-    size = net.features.vector_size
-    return ObservationNormaliser(size) if config.normalize_obs and size else None
 
 
 @dataclass
 class Agent:
-    """A network with its normaliser and settings, as a checkpoint holds them."""
+    """The policies of a run, as a checkpoint holds them: one where the environment has one agent."""
 
     config: PPOConfig
-    net: ActorCritic
-    normaliser: ObservationNormaliser | None
+    policies: dict[str, Policy]
     update: int
     env: Any
+    agents: tuple[str, ...] = ()  # empty where the environment has one
+    elo: float | None = None  # rating of a run with self-play
     fps: int = 30
+
+    @property
+    def net(self) -> ActorCritic:
+        """The network of the only policy."""
+        return self._only().net
+
+    @property
+    def normaliser(self) -> Normaliser | None:
+        """The observation normaliser of the only policy."""
+        return self._only().normaliser
 
     def policy(self, num_slots: int = 1, deterministic: bool = True, seed: int = 0) -> Policy:
         """Return something that acts: `policy.choose(obs)`, or the policy of a `Collector`."""
-        rng = None if deterministic else np.random.default_rng(seed)
-        return Policy(self.net, num_slots, rng, self.normaliser)
+        return self._only().fork(num_slots, None if deterministic else np.random.default_rng(seed))
+
+    def _only(self) -> Policy:
+        if self.agents:
+            raise BadArgument(f"this run has the agents {', '.join(self.agents)}: evaluate() plays them together")
+        (only,) = self.policies.values()
+        return only
 
     def evaluate(
-        self, episodes: int = 100, seed: int | None = None, deterministic: bool = True, frames: list[Any] | None = None
+        self,
+        episodes: int = 100,
+        seed: int | None = None,
+        deterministic: bool = True,
+        frames: list[Any] | None = None,
+        opponents: Any = None,
     ) -> Evaluation:
-        """Play episodes on one environment of its own."""
-        kwargs = dict(self.config.env_kwargs)
-        if frames is not None:
-            kwargs["render_mode"] = "rgb_array"
-        evaluator = Evaluator(self.env, kwargs, self.config.seed if seed is None else seed)
+        """Play episodes on an environment of their own; for `opponents` of many agents see `Evaluator.run`."""
+        evaluator = Evaluator([self.env], self.config, seed, render=frames is not None)
         try:
             self.fps = int(evaluator.metadata.get("render_fps", 30))
-            return evaluator.run(self.net, self.normaliser, episodes, deterministic, frames)
+            return evaluator.run(self.policies, episodes, deterministic, opponents, frames)
         finally:
             evaluator.close()
 
 
-def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agent | TeamAgent:
+class TeamAgent(Agent):
+    """The agent of a run with many agents. `evaluate` gives a `TeamEvaluation`."""
+
+
+def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agent:
     """Read the agent of a run folder or checkpoint file; `env` replaces the environment it was trained on.
 
     A run with many agents gives a `TeamAgent`, which evaluates in the same way. An environment that was given as a
     callable is not stored: pass it again.
     """
-    import envfleet as ef
-
     state = load(where, which)
-    config = config_of(state)
+    config, team = config_of(state), state["team"]
     chosen = env_list(env if env is not None else config.env)[0]
-    if "team" in state:
-        from envfleet.train.team_agent import team_agent
-
-        return team_agent(state, config, chosen)
-    with ef.make(resolve(chosen, config.env_kwargs), 1, backend="serial") as fleet:
-        spaces = fleet.single_observation_space, fleet.single_action_space
-    net = build_net(*spaces, config, torch.device("cpu"))
-    normaliser = filled(net, state, config, str(where))
-    return Agent(config, net, normaliser, int(state["update"]), chosen)
-
-
-def filled(net: ActorCritic, state: dict[str, Any], config: PPOConfig, whose: str) -> ObservationNormaliser | None:
-    """Give a network the weights of a checkpoint; returns its normaliser, as it was then."""
-    try:
-        net.load_state_dict(state["net"])
-    except RuntimeError as error:
-        raise BadArgument(f"the weights of {whose} do not fit {config.env_name}: {error}") from error
-    normaliser = normaliser_for(net, config)
-    if normaliser is not None:
-        normaliser.load(state["observations"])
-    return normaliser
+    with one_env(chosen, config) as fleet:
+        assigned, space = assignments_of(config, fleet), state_space_of(config, fleet)
+    policies = {each.name: stored_policy(team["policies"][each.name], each, config, space) for each in assigned}
+    kind = TeamAgent if team["agents"] else Agent
+    elo = float(team["pool"]["rating"]) if team["pool"] is not None else None
+    return kind(config, policies, int(state["update"]), chosen, tuple(team["agents"]), elo)
 
 
 def config_of(state: dict[str, Any]) -> PPOConfig:
     """Return the config a checkpoint was written with."""
     values = {name: value for name, value in state["config"].items() if name != "columns"}
     return PPOConfig(**{name: parse(name, value) for name, value in values.items()})
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device, or say which ones there are."""
-    available = ["cpu"]
-    if torch.cuda.is_available():
-        available.append("cuda")
-    if torch.backends.mps.is_available():
-        available.append("mps")
-    if name == "auto":
-        return torch.device(available[-1])
-    kind = name.split(":")[0]
-    if kind not in available:
-        raise DeviceMissing(name, available)
-    return torch.device(name)

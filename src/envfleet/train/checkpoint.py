@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 from envfleet.errors import BadArgument
+from envfleet.multiagent.policy_map import SHARED
 from envfleet.train.train_errors import CheckpointDamaged, CheckpointError, CheckpointMissing
 from envfleet.util.files import DamagedWarning, keep_aside, sync_folder, write_durably
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "checkpoints"
 _NAME = re.compile(r"update_(\d+)\.pt$")
 _SEAL = b"envfleet sha256 "
@@ -172,6 +173,21 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} has format {content['format']}, this version reads up to {FORMAT}: upgrade envfleet"
         )
     state: dict[str, Any] = _arrays(content["state"])
+    return _from_format_1(state) if content["format"] == 1 else state
+
+
+def _from_format_1(state: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 kept the policy of a single agent beside the rest of the run; since format 2 it is a team of one."""
+    if "net" in state:
+        names = ("net", "observations", "rewards", "optimiser", "memory", "rng")
+        only = {name: state.pop(name) for name in names}
+        state["team"] = {
+            "agents": [],
+            "num_updates": state["update"],
+            "policies": {SHARED: only},
+            "transitions": None,
+            "pool": None,
+        }
     return state
 
 
@@ -240,7 +256,7 @@ def find(where: str | Path, which: str = "final") -> Path:
 
 
 def _plain(value: Any) -> Any:
-    # NumPy arrays travel as tensors under a marker key, so that they come back as arrays of the same dtype.
+    # NumPy arrays and tuples are stored under a marker key, so that they come back as what they were.
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise TypeError(f"an array of {value.dtype} cannot go into a checkpoint")
@@ -254,8 +270,10 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [_plain(part) for part in value]
+    if isinstance(value, tuple):
+        return {"__tuple__": [_plain(part) for part in value]}
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -267,6 +285,8 @@ def _arrays(value: Any) -> Any:
     if isinstance(value, dict):
         if "__array__" in value:
             return value["__array__"].numpy().view(value["dtype"]).reshape(value["shape"]).copy()
+        if "__tuple__" in value:
+            return tuple(_arrays(part) for part in value["__tuple__"])
         return {key: _arrays(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_arrays(part) for part in value]

@@ -1,19 +1,34 @@
-"""Evaluation: a frozen policy on one environment of its own, episodes with seeds of their own, every one counted."""
+"""Evaluation: policies on environments of their own, episodes with seeds of their own, every episode counted."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
-from envfleet.networks.actor_critic import ActorCritic
-from envfleet.networks.network_policy import Normaliser, Policy
-from envfleet.slots.factories import resolve
+from envfleet.core.fleet import Fleet
+from envfleet.errors import BadArgument
+from envfleet.multiagent.policy_map import part_of
+from envfleet.networks.network_policy import Policy
+from envfleet.networks.team import TeamPolicy, mask_of
+from envfleet.rollout.policy_protocol import Ask
+from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP
+from envfleet.train.build import assignments_of, one_env
+from envfleet.train.config import PPOConfig
 from envfleet.util.seeding import episode_seed, stream
+from envfleet.util.trees import tree_map
 
-MASK = "action_mask"
+Opponent = Callable[[Any, Any, np.random.Generator], Any]
+"""(observation of one agent, its mask of legal actions or None, random numbers) → action"""
+
+Played = tuple[NDArray[np.float64], int, NDArray[np.bool_]]
+"""One episode: the agents' returns [A], its length, and which agents the policies played [A]"""
+
+SLOT = np.zeros(1, np.int64)  # the only slot of a fleet of one
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,7 @@ class Evaluation:
     lengths: list[int]
 
     @classmethod
-    def of(cls, returns: list[float], lengths: list[int]) -> Evaluation:
+    def of(cls, returns: list[float], lengths: list[int], **more: Any) -> Evaluation:
         """Summarise episodes."""
         r = np.array(returns)
         return cls(
@@ -47,6 +62,7 @@ class Evaluation:
             len(returns),
             returns,
             lengths,
+            **more,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,57 +70,185 @@ class Evaluation:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class TeamEvaluation(Evaluation):
+    """`returns` are means over the agents that the policies played; `agent_returns` has those of all agents.
+
+    With opponents, `wins`, `draws` and `losses` count the episodes in which the policies' mean return was above, equal to
+    or below that of the opponents.
+    """
+
+    agent_returns: dict[str, list[float]] = field(default_factory=dict)
+    wins: int = 0
+    draws: int = 0
+    losses: int = 0
+
+    @property
+    def mean_agent_returns(self) -> dict[str, float]:
+        """Every agent's mean return."""
+        return {agent: float(np.mean(values)) for agent, values in self.agent_returns.items()}
+
+
+class RandomOpponent:
+    """Plays any legal action.
+
+    Example:
+        >>> play = RandomOpponent(gym.spaces.Discrete(3))
+        >>> int(play(None, np.array([0, 0, 1]), np.random.default_rng(0)))
+        2
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = space
+
+    def __call__(self, observation: Any, mask: Any, rng: np.random.Generator) -> Any:
+        """Return an action."""
+        if isinstance(self.space, gym.spaces.Discrete):
+            legal = np.arange(self.space.n) if mask is None else np.flatnonzero(mask)
+            return rng.choice(legal) + self.space.start
+        self.space.seed(int(rng.integers(2**31)))
+        return self.space.sample()
+
+
 class Evaluator:
-    """One environment in this process, kept between evaluations. Episode i has the same seed in every evaluation."""
+    """One environment of each kind in this process, kept between evaluations.
 
-    def __init__(self, env: Any, env_kwargs: dict[str, Any], seed: int, columns: dict[str, Any] | None = None) -> None:
-        import envfleet as ef
+    Episode i has the same seed in every evaluation. An environment with one agent is the case of a team of one.
+    """
 
-        self.seed = seed
-        self._fleet = ef.make(resolve(env, env_kwargs), 1, backend="serial", columns=columns or None, on_end="wait")
+    def __init__(self, envs: Sequence[Any], config: PPOConfig, seed: int | None = None, render: bool = False) -> None:
+        self.config, self.seed = config, config.seed if seed is None else seed
+        self._fleets = [one_env(env, config, render) for env in envs]
+        self.agents = tuple(self._fleets[0].agents)
+        self._groups = self._fleets[0].groups
+        self._assigned = assignments_of(config, self._fleets[0])
 
     def run(
         self,
-        net: ActorCritic,
-        normaliser: Normaliser | None,
+        policies: Mapping[str, Policy],
         episodes: int,
         deterministic: bool = True,
+        opponents: Any = None,
         frames: list[Any] | None = None,
     ) -> Evaluation:
-        """Play `episodes` episodes; with `frames`, pictures of the first one are appended to it."""
-        # Its own generator: an evaluation during training must not change what training draws.
+        """Play `episodes` episodes of every environment; with `frames`, pictures of the first one are appended to it.
+
+        Without opponents the policies play all agents. With `opponents="random"`, or a function of (observation, mask,
+        rng), the policies play one side: the agents of one policy, or one agent where all share a policy. The side
+        changes with every episode. A dict agent → opponent fixes which agents are played by opponents.
+        """
+        played: list[Played] = []
+        for fleet in self._fleets:
+            policy = self._fork(policies, deterministic)
+            for episode in range(episodes):
+                filming = None if played else frames
+                played.append(self._play(fleet, policy, episode, self._against(opponents, episode), filming))
+        return self._summary(played)
+
+    def _fork(self, policies: Mapping[str, Policy], deterministic: bool) -> Policy | TeamPolicy:
+        # Random numbers of its own: an evaluation during training must not change what training draws.
         rng = None if deterministic else stream(self.seed, "eval-policy")
-        policy = Policy(net, 1, rng, normaliser)
-        returns, lengths = [], []
-        fresh, running = np.array([True]), np.array([False])
-        for episode in range(episodes):
-            batch = self._fleet.reset(seed=[episode_seed(self.seed, "eval", 0, episode)])
-            is_first, filming = fresh, frames is not None and episode == 0
-            while True:
-                if filming and frames is not None:
-                    frames.append(self._fleet.render(0))
-                mask = getattr(batch, MASK).astype(bool) if MASK in self._fleet.layout.columns else None
-                action, _ = policy.choose(batch.obs, None, is_first, mask)
-                is_first = running
-                batch = self._fleet.step(action)
-                if batch.ended[0]:
-                    break
-            returns.append(float(batch.ep_return[0]))
-            lengths.append(int(batch.length[0]))
-        return Evaluation.of(returns, lengths)
+        forked = {each.name: policies[each.name].fork(each.count, rng) for each in self._assigned}
+        return TeamPolicy(self._assigned, forked) if self.agents else forked[self._assigned[0].name]
+
+    def _play(
+        self,
+        fleet: Fleet,
+        policy: Policy | TeamPolicy,
+        episode: int,
+        against: dict[str, Opponent],
+        frames: list[Any] | None,
+    ) -> Played:
+        batch = fleet.reset(seed=[episode_seed(self.seed, "eval", 0, episode)])
+        rng = stream(self.seed, "eval-opponents", episode) if against else None
+        ours = np.array([agent not in against for agent in self.agents] or [True])
+        acted = np.zeros((1, len(ours)), np.int64)
+        step = 0
+        while True:
+            if frames is not None:
+                frames.append(fleet.render(0))
+            columns = {name: getattr(batch, name) for name in fleet.layout.columns}
+            if self.agents:
+                columns |= {ACTIVE: batch.active & ours, AGENT_STEP: acted.copy()}
+                acted += batch.active
+            ask = Ask(obs=batch.obs, slots=SLOT, episode=np.array([episode]), step=np.array([step]), columns=columns)
+            actions = policy.act(ask).actions
+            for agent, opponent in against.items():
+                self._answer(agent, opponent, batch, columns, rng, actions)
+            batch = fleet.step(actions)
+            if self.agents:
+                acted[batch.terminated | batch.truncated] = 0
+            step += 1
+            if batch.ended[0]:
+                returns = np.array(batch.ep_return[0], dtype=np.float64, ndmin=1)
+                return returns, int(batch.length[0]), ours
+
+    # -- opponents -------------------------------------------------------------------------------------------------
+
+    def _against(self, opponents: Any, episode: int) -> dict[str, Opponent]:
+        """Which agents are played by an opponent in this episode."""
+        if opponents is None:
+            return {}
+        if not self.agents:
+            raise BadArgument(f"opponents: {self.config.env_name} has one agent and no opponents")
+        if isinstance(opponents, Mapping):
+            unknown = [name for name in opponents if name not in self.agents]
+            if unknown:
+                raise BadArgument(
+                    f"opponents: there is no agent {unknown[0]!r}; the agents are {', '.join(self.agents)}"
+                )
+            return {name: self._opponent(one, name) for name, one in opponents.items()}
+        sides = [each.agents for each in self._assigned]
+        sides = sides if len(sides) > 1 else [(name,) for name in self.agents]
+        ours = sides[episode % len(sides)]
+        return {name: self._opponent(opponents, name) for name in self.agents if name not in ours}
+
+    def _opponent(self, given: Any, agent: str) -> Opponent:
+        if given == "random":
+            return RandomOpponent(self._group_of(agent).action_space)
+        if not callable(given):
+            raise BadArgument(f'opponent {given!r}: "random", or a function of (observation, mask, rng) is needed')
+        chosen: Opponent = given
+        return chosen
+
+    def _group_of(self, agent: str) -> Any:
+        return next(group for group in self._groups if agent in group.agents)
+
+    def _answer(self, agent: str, opponent: Opponent, batch: Any, columns: dict[str, Any], rng: Any, out: Any) -> None:
+        """Write an opponent's action into `out`, if its agent must act."""
+        if not batch.active[0, self.agents.index(agent)]:
+            return
+        group, num_groups = self._group_of(agent), len(self._groups)
+        place = group.agents.index(agent)
+        observation = tree_map(lambda leaf: leaf[0, place], part_of(batch.obs, group.name, num_groups))
+        mask = mask_of(columns, group.name, num_groups)
+        action = opponent(observation, None if mask is None else mask[0, place], rng)
+        part_of(out, group.name, num_groups)[0, place] = action
+
+    def _summary(self, played: list[Played]) -> Evaluation:
+        returns, ours = np.array([one[0] for one in played]), np.array([one[2] for one in played])  # [episodes, A]
+        lengths = [one[1] for one in played]
+        mine = np.where(ours, returns, 0.0).sum(axis=1) / np.maximum(ours.sum(axis=1), 1)
+        if not self.agents:
+            return Evaluation.of(mine.tolist(), lengths)
+        theirs = np.where(ours, 0.0, returns).sum(axis=1) / np.maximum((~ours).sum(axis=1), 1)
+        both = ours.any(axis=1) & ~ours.all(axis=1)
+        ahead = np.sign(mine - theirs)[both]
+        return TeamEvaluation.of(
+            mine.tolist(),
+            lengths,
+            agent_returns={agent: returns[:, i].tolist() for i, agent in enumerate(self.agents)},
+            wins=int((ahead > 0).sum()),
+            draws=int((ahead == 0).sum()),
+            losses=int((ahead < 0).sum()),
+        )
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata of the environment."""
-        return self._fleet.metadata
+        return self._fleets[0].metadata
 
     def close(self) -> None:
-        """Close the environment."""
-        self._fleet.close()
-
-
-def evaluation_report(path: str | Path, evaluation: Evaluation) -> None:
-    """Write an evaluation as JSON."""
-    import json
-
-    Path(path).write_text(json.dumps(evaluation.to_dict(), indent=1))
+        """Close the environments."""
+        for fleet in self._fleets:
+            fleet.close()

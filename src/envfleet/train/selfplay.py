@@ -1,4 +1,4 @@
-"""Self-play: a pool of past policies to play against, seated per episode, and rated by Elo."""
+"""Self-play: a pool of past policies that play against the present ones, drawn per episode and rated by Elo."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envfleet.multiagent.policy_map import Seats
+from envfleet.multiagent.policy_map import Assignment
 from envfleet.networks.network_policy import Policy
-from envfleet.networks.team import SEAT
+from envfleet.networks.team import PAST
 from envfleet.rollout.policy_protocol import Ask
 from envfleet.rollout.segments.agent_segment import AgentSegment
 from envfleet.util.seeding import stream
 
 Ints = NDArray[np.int64]
-START = 1000.0  # everybody's rating before the first game
+START = 1000.0  # the rating before the first game
 STEP = 16.0  # the most a rating moves by one game
 
 
 def expected_score(ours: float, theirs: float) -> float:
-    """Points per game (win 1, draw 1/2) that Elo expects of somebody rated `ours` against `theirs`.
+    """Points per game (win 1, draw 1/2) that Elo expects of a player rated `ours` against one rated `theirs`.
 
     Example:
         >>> round(expected_score(1200, 1000), 2)
@@ -51,7 +51,7 @@ class Past:
     rating: float
     states: dict[str, dict[str, Any]]  # policy → weights and statistics
     games: int = 0
-    players: dict[str, Policy] = field(default_factory=dict)  # built when first asked
+    players: dict[str, Policy] = field(default_factory=dict)  # built when first used
 
 
 class Pool:
@@ -64,9 +64,8 @@ class Pool:
 
     def __init__(
         self,
-        seats: Sequence[Seats],
+        assigned: Sequence[Assignment],
         num_envs: int,
-        num_agents: int,
         *,
         size: int,
         past: float,
@@ -74,41 +73,42 @@ class Pool:
         freeze: Callable[[], dict[str, dict[str, Any]]],
         build: Callable[[str, dict[str, Any], np.random.Generator], Policy],
     ) -> None:
-        self.seats, self.size, self.past, self.seed = tuple(seats), size, past, seed
+        self.size, self.past, self.seed = size, past, seed
         self._freeze, self._build = freeze, build
         self.rng = stream(seed, "past actions")
         self.entries: list[Past] = []
         self.rating = START
         self.games = 0
         self.next_number = 0
-        self.seated: Ints = np.full((num_envs, num_agents), -1, np.int64)
-        sides = [each.indices for each in seats]
+        num_agents = sum(each.count for each in assigned)
+        self.playing: Ints = np.full((num_envs, num_agents), -1, np.int64)  # the past policy that plays an agent
+        sides = [each.indices for each in assigned]
         self.sides = sides if len(sides) > 1 else [np.array([agent]) for agent in range(num_agents)]
 
     def snapshot(self, update: int) -> None:
-        """Add the policies as they are; the oldest that nobody is playing against makes room."""
+        """Add the policies as they are; the oldest that plays in no running episode is removed for it."""
         self.entries.append(Past(self.next_number, update, self.rating, self._freeze()))
         self.next_number += 1
-        playing = set(np.unique(self.seated).tolist())
+        playing = set(np.unique(self.playing).tolist())
         for entry in self.entries[:-1]:
             if len(self.entries) > self.size and entry.number not in playing:
                 self.entries.remove(entry)
 
-    # -- what a TeamPolicy asks ------------------------------------------------------------------------------------
+    # -- called by a TeamPolicy ------------------------------------------------------------------------------------
 
-    def seating(self, ask: Ask) -> Ints:
-        """Return who plays whom, [k, A]; episodes that begin are seated anew."""
+    def assign(self, ask: Ask) -> Ints:
+        """Return the past policy that plays each agent, [k, A] (-1: none); it is drawn where an episode begins."""
         for row in np.flatnonzero(ask.step == 0).tolist():
-            self.seated[ask.slots[row]] = self._draw(int(ask.episode[row]))
-        return self.seated[ask.slots].copy()
+            self.playing[ask.slots[row]] = self._draw(int(ask.episode[row]))
+        return self.playing[ask.slots].copy()
 
     def _draw(self, episode: int) -> Ints:
         rng = stream(self.seed, "opponents", episode)
-        table = np.full(self.seated.shape[1], -1, np.int64)
+        playing = np.full(self.playing.shape[1], -1, np.int64)
         if self.entries and rng.random() < self.past:
-            table[:] = self.entries[int(rng.integers(len(self.entries)))].number
-            table[self.sides[int(rng.integers(len(self.sides)))]] = -1
-        return table
+            playing[:] = self.entries[int(rng.integers(len(self.entries)))].number
+            playing[self.sides[int(rng.integers(len(self.sides)))]] = -1
+        return playing
 
     def player(self, number: int, policy: str) -> Policy:
         """Return the past policy `number` in the place of `policy`."""
@@ -122,14 +122,14 @@ class Pool:
     def record(self, segment: AgentSegment) -> None:
         """Rate the games against the pool that ended in a segment: the side with the higher mean return won."""
         for (t, b), returns in zip(segment.end_index.tolist(), segment.end_returns):
-            table = segment.extras[SEAT][t, b]
-            if not segment.scored[t, b] or (table < 0).all():
+            playing = segment.extras[PAST][t, b]
+            if not segment.scored[t, b] or (playing < 0).all():
                 continue
-            number = int(table.max())
+            number = int(playing.max())
             entry = next((entry for entry in self.entries if entry.number == number), None)
             if entry is None:
                 continue
-            ours, theirs = float(returns[table < 0].mean()), float(returns[table >= 0].mean())
+            ours, theirs = float(returns[playing < 0].mean()), float(returns[playing >= 0].mean())
             score = 0.5 if ours == theirs else float(ours > theirs)
             self.rating, entry.rating = rate(self.rating, entry.rating, score)
             self.games += 1
@@ -154,7 +154,7 @@ class Pool:
             "rating": self.rating,
             "games": self.games,
             "next_number": self.next_number,
-            "seated": self.seated.copy(),
+            "seated": self.playing.copy(),
             "rng": self.rng.bit_generator.state,
             "entries": entries,
         }
@@ -162,7 +162,7 @@ class Pool:
     def load(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint stored."""
         self.rating, self.games = float(state["rating"]), int(state["games"])
-        self.next_number, self.seated = int(state["next_number"]), np.array(state["seated"])
+        self.next_number, self.playing = int(state["next_number"]), np.array(state["seated"])
         self.rng.bit_generator.state = state["rng"]
         self.entries = []
         for stored in state["entries"]:

@@ -1,4 +1,4 @@
-"""Many agents in the trainer: a network, a learner and statistics per policy, under the one update."""
+"""What a run learns: a network, a learner and statistics per policy. A single agent is a team of one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument
 from envfleet.multiagent.groups import groups_of
-from envfleet.multiagent.policy_map import Seats, assign_policies
+from envfleet.multiagent.policy_map import Assignment, assign_policies
 from envfleet.networks.network_policy import NotFinite, Policy
 from envfleet.networks.team import TeamPolicy
-from envfleet.rollout.segments.agent_segment import STATE, AgentSegment
+from envfleet.rollout.segments.agent_segment import AgentSegment
 from envfleet.rollout.segments.segment import Segment
-from envfleet.train.agent import build_net, filled, normaliser_for
+from envfleet.train.build import assignments_of, build_net, normaliser_for, state_space_of, stored_policy
 from envfleet.train.config import PPOConfig
 from envfleet.train.normalise import RewardNormaliser
 from envfleet.train.objective import Coefficients
@@ -28,9 +28,9 @@ from envfleet.util.seeding import stream
 
 
 def check_policies(config: PPOConfig, env: Any) -> None:
-    """Refuse what no run could begin with, before any worker is started: one environment is built here to see.
+    """Refuse policies that do not fit the agents, before any worker is started: one environment is built to see them.
 
-    Environments of one agent are left alone: nothing is built unless PettingZoo is in use or policies are asked for.
+    Nothing is built for an environment of one agent, unless PettingZoo is in use or policies are asked for.
     """
     asked = config.policies != "shared" or config.self_play or config.centralised_critic
     if not asked and (isinstance(env, str) or "pettingzoo" not in sys.modules):
@@ -41,8 +41,9 @@ def check_policies(config: PPOConfig, env: Any) -> None:
         try:
             agents = [str(agent) for agent in getattr(built, "possible_agents", ())]
             if agents:
-                spaces = [[space(agent) for agent in built.possible_agents] for space in _space_functions(built)]
-                assign_policies(config.policies, agents, groups_of(agents, *spaces))
+                spaces = (built.observation_space, built.action_space)
+                listed = [[space(agent) for agent in built.possible_agents] for space in spaces]
+                assign_policies(config.policies, agents, groups_of(agents, *listed))
         finally:
             built.close()
     if asked and not agents:
@@ -51,82 +52,47 @@ def check_policies(config: PPOConfig, env: Any) -> None:
         )
 
 
-def _space_functions(env: Any) -> tuple[Any, Any]:
-    return env.observation_space, env.action_space
+class TrainedPolicy:
+    """One policy with everything that is learned and kept for it. It has a row for each of its agents in each slot."""
 
-
-def state_space_of(fleet: Fleet) -> Any:
-    """The space of `state()`, which a fleet made with `with_state=True` has as a column."""
-    return fleet.layout.columns[STATE]
-
-
-def player_from(
-    state: dict[str, Any],
-    seats: Seats,
-    config: PPOConfig,
-    rows: int,
-    rng: np.random.Generator | None,
-    state_space: Any = None,
-) -> Policy:
-    """Return a policy that acts as `Side.freeze` kept it, on the CPU."""
-    net = build_net(seats.observation_space, seats.action_space, config, torch.device("cpu"), state_space)
-    normaliser = filled(net, state, config, f"policy {seats.name}")
-    return Policy(net, rows, rng, normaliser, skip_nan=config.on_nan == "skip")
-
-
-class Side:
-    """One policy with all that is learned and kept for it."""
-
-    def __init__(self, seats: Seats, number: int, config: PPOConfig, device: torch.device, state_space: Any) -> None:
-        self.seats, self.config, self.device, self.state_space = seats, config, device, state_space
-        spaces = seats.observation_space, seats.action_space
-        self.net = build_net(*spaces, config, device, state_space, key=(number,))
+    def __init__(
+        self, assigned: Assignment, config: PPOConfig, device: torch.device, state_space: Any, key: tuple[int, ...]
+    ) -> None:
+        self.assigned, self.config, self.device, self.state_space = assigned, config, device, state_space
+        self.net = build_net(assigned, config, device, state_space, key)
         self.observations = normaliser_for(self.net, config)
-        columns = config.num_envs * seats.count
-        self.rewards = RewardNormaliser(columns, config.gamma) if config.normalize_reward else None
-        rng = stream(config.seed, "minibatches", number)
-        self.learner = Learner(self.net, config.update(), columns, rng, self.observations, self.rewards)
-        self.policy = Policy(
-            self.net,
-            columns,
-            stream(config.seed, "actions", number),
-            self.observations,
-            skip_nan=config.on_nan == "skip",
-        )
-        # Sequences of agents are as long as they are: rounded up, so that every minibatch gets a whole piece.
-        pieces = -(-config.num_minibatches // columns)
+        self.num_rows = config.num_envs * assigned.count
+        self.rewards = RewardNormaliser(self.num_rows, config.gamma) if config.normalize_reward else None
+        rng = stream(config.seed, "minibatches", *key)
+        self.learner = Learner(self.net, config.update(), self.num_rows, rng, self.observations, self.rewards)
+        self.rng = stream(config.seed, "actions", *key)
+        skip_nan = config.on_nan == "skip"
+        self.policy = Policy(self.net, self.num_rows, self.rng, self.observations, skip_nan=skip_nan)
+        # The sequences of many agents vary in length. They are rounded up, so that every minibatch gets a whole piece.
+        pieces = -(-config.num_minibatches // self.num_rows)
         self.multiple = (config.sequence_length or pieces) if self.net.num_cores else 1
-
-    # -- past selves -----------------------------------------------------------------------------------------------
 
     def freeze(self) -> dict[str, Any]:
         """Return copies of what acting needs."""
         net = {name: value.detach().cpu().clone() for name, value in self.net.state_dict().items()}
         return {"net": net, "observations": self.observations.state() if self.observations else None}
 
-    def thawed(self, state: dict[str, Any], rng: np.random.Generator | None) -> Policy:
+    def thaw(self, state: dict[str, Any], rng: np.random.Generator) -> Policy:
         """Return a policy from what `freeze` returned."""
-        return player_from(state, self.seats, self.config, len(self.policy.state), rng, self.state_space)
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
+        return stored_policy(state, self.assigned, self.config, self.state_space).fork(self.num_rows, rng)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        assert self.policy.rng is not None
         return {
             **self.freeze(),
             "rewards": self.rewards.state() if self.rewards else None,
             "optimiser": self.learner.optimiser.state(),
             "memory": {"actor": self.policy.state, "learner": self.learner.state},
-            "rng": {
-                "actions": self.policy.rng.bit_generator.state,
-                "minibatches": self.learner.rng.bit_generator.state,
-            },
+            "rng": {"actions": self.rng.bit_generator.state, "minibatches": self.learner.rng.bit_generator.state},
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint stored."""
-        assert self.policy.rng is not None
         self.net.load_state_dict(state["net"])
         self.learner.optimiser.load(state["optimiser"])
         if self.observations is not None:
@@ -135,74 +101,104 @@ class Side:
             self.rewards.load(state["rewards"])
         self.policy.state = np.array(state["memory"]["actor"])
         self.learner.state = state["memory"]["learner"].to(self.device)
-        self.policy.rng.bit_generator.state = state["rng"]["actions"]
+        self.rng.bit_generator.state = state["rng"]["actions"]
         self.learner.rng.bit_generator.state = state["rng"]["minibatches"]
 
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """Clear what belongs to the running episodes of these slots."""
+        count = self.assigned.count
+        rows = (slots[:, None] * count + np.arange(count)).reshape(-1)
+        if self.learner.state.numel():
+            self.learner.state[:, torch.from_numpy(rows)] = 0.0
+        if self.rewards is not None:
+            self.rewards.running[rows] = 0.0
 
-class Team:
-    """All policies of a run. To the trainer it is a learner (`learn`), and `policy` is what the collector asks."""
+
+class TeamLearner:
+    """All policies of a run. `learn` improves them; `policy` is what the collector calls.
+
+    Where an environment has one agent, `agents` is empty and the segment is learned from as it is: its columns are the
+    rows of the only policy, which answers the collector itself.
+    """
 
     def __init__(self, config: PPOConfig, fleet: Fleet, device: torch.device) -> None:
         self.config = config
         self.agents = tuple(fleet.agents)
-        seats = assign_policies(config.policies, fleet.agents, fleet.groups)
-        space = state_space_of(fleet) if config.centralised_critic else None
-        self.sides = {each.name: Side(each, i, config, device, space) for i, each in enumerate(seats)}
-        counts = config.num_envs, len(self.agents)
-        groups = len(fleet.groups)
-        self.transitions = Transitions(seats, *counts, groups, central=config.centralised_critic)
+        assigned, space = assignments_of(config, fleet), state_space_of(config, fleet)
+        # The random streams of a single agent have no number.
+        keys: list[tuple[int, ...]] = [(number,) if self.agents else () for number in range(len(assigned))]
+        self.trained = {each.name: TrainedPolicy(each, config, device, space, key) for each, key in zip(assigned, keys)}
+        self.policies = {name: one.policy for name, one in self.trained.items()}
+        self.transitions: Transitions | None = None
         self.pool: Pool | None = None
+        self.policy: Policy | TeamPolicy
+        if not self.agents:
+            (self.policy,) = self.policies.values()
+            return
+        self.transitions = Transitions(assigned, config.num_envs, central=config.centralised_critic)
         if config.self_play:
             self.pool = Pool(
-                seats,
-                *counts,
+                assigned,
+                config.num_envs,
                 size=config.self_play_pool,
                 past=config.self_play_past,
                 seed=config.seed,
-                freeze=lambda: {name: side.freeze() for name, side in self.sides.items()},
-                build=lambda name, state, rng: self.sides[name].thawed(state, rng),
+                freeze=lambda: {name: one.freeze() for name, one in self.trained.items()},
+                build=lambda name, state, rng: self.trained[name].thaw(state, rng),
             )
             self.pool.snapshot(0)
-        policies = {name: side.policy for name, side in self.sides.items()}
-        self.policy = TeamPolicy(seats, policies, counts[1], groups, self.pool)
-        self.num_updates = 0
+        self.policy = TeamPolicy(assigned, self.policies, self.pool)
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """A copy of all parameters, as one vector."""
+        return torch.cat([one.learner.flat.detach() for one in self.trained.values()])
 
     def learn(self, segment: Segment, now: Coefficients) -> dict[str, float]:
-        """Improve every policy on its own agents' transitions; losses are means over the policies."""
-        assert isinstance(segment, AgentSegment)
-        parts = self.transitions.cut(segment, {name: side.multiple for name, side in self.sides.items()})
+        """Improve every policy on the transitions of its agents; losses are means over the policies."""
         found: dict[str, dict[str, float]] = {}
-        for name, side in self.sides.items():
-            if not parts[name].num_scored:  # nobody of this policy finished a transition
+        for name, part in self._parts(segment).items():
+            if not part.num_scored:  # no agent of this policy finished a transition
                 continue
             try:
-                found[name] = side.learner.learn(parts[name], now)
+                found[name] = self.trained[name].learner.learn(part, now)
             except NotFinite as error:
+                if not self.agents:
+                    raise
                 raise NotFinite(f"policy {name}: {error}", error.rows) from error
-        self.num_updates += 1
+        self.policy.version += 1
         if self.pool is not None:
+            assert isinstance(segment, AgentSegment)
             self.pool.record(segment)
-            if self.num_updates % self.config.self_play_every == 0:
-                self.pool.snapshot(self.num_updates)
+            if self.policy.version % self.config.self_play_every == 0:
+                self.pool.snapshot(self.policy.version)
         return self._losses(found)
 
+    def _parts(self, segment: Segment) -> dict[str, Segment]:
+        """What each policy learns from."""
+        if self.transitions is None:
+            return dict.fromkeys(self.trained, segment)
+        assert isinstance(segment, AgentSegment)
+        return dict(self.transitions.cut(segment, {name: one.multiple for name, one in self.trained.items()}))
+
     def _losses(self, found: dict[str, dict[str, float]]) -> dict[str, float]:
-        names = sorted({name for losses in found.values() for name in losses})
+        names = dict.fromkeys(name for losses in found.values() for name in losses)
         mean = {name: float(np.mean([one[name] for one in found.values() if name in one])) for name in names}
-        if len(self.sides) > 1:
+        if len(self.trained) > 1:
             for policy, losses in found.items():
                 mean |= {f"{name}/{policy}": losses[name] for name in ("policy_loss", "value_loss") if name in losses}
-        mean["agent_steps_dropped"] = float(self.transitions.num_dropped)
+        if self.transitions is not None:
+            mean["agent_steps_dropped"] = float(self.transitions.num_dropped)
         return mean
 
     def metrics(self, segment: Segment) -> dict[str, float]:
         """Mean return of every agent over the episodes that ended in this segment, and the ratings."""
-        assert isinstance(segment, AgentSegment)
         row: dict[str, float] = {}
-        t, b = segment.end_index[:, 0], segment.end_index[:, 1]
-        whole = segment.end_returns[segment.scored[t, b]]
-        if len(whole):
-            row |= {f"return/{agent}": float(value) for agent, value in zip(self.agents, whole.mean(axis=0))}
+        if isinstance(segment, AgentSegment):
+            t, b = segment.end_index[:, 0], segment.end_index[:, 1]
+            whole = segment.end_returns[segment.scored[t, b]]
+            if len(whole):
+                row |= {f"return/{agent}": float(value) for agent, value in zip(self.agents, whole.mean(axis=0))}
         return row | (self.pool.metrics() if self.pool is not None else {})
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -211,9 +207,9 @@ class Team:
         """Return what a checkpoint stores."""
         return {
             "agents": list(self.agents),
-            "num_updates": self.num_updates,
-            "policies": {name: side.state() for name, side in self.sides.items()},
-            "transitions": self.transitions.state(),
+            "num_updates": self.policy.version,
+            "policies": {name: one.state() for name, one in self.trained.items()},
+            "transitions": self.transitions.state() if self.transitions is not None else None,
             "pool": self.pool.state() if self.pool is not None else None,
         }
 
@@ -221,19 +217,17 @@ class Team:
         """Take over what a checkpoint stored."""
         if list(self.agents) != state["agents"]:
             raise BadArgument(f"the run was trained with the agents {state['agents']}, not {list(self.agents)}")
-        self.num_updates = self.policy.version = int(state["num_updates"])
-        for name, side in self.sides.items():
-            side.load(state["policies"][name])
-        self.transitions.load(state["transitions"])
+        self.policy.version = int(state["num_updates"])
+        for name, one in self.trained.items():
+            one.load(state["policies"][name])
+        if self.transitions is not None:
+            self.transitions.load(state["transitions"])
         if self.pool is not None and state["pool"] is not None:
             self.pool.load(state["pool"])
 
     def forget(self, slots: NDArray[np.int64]) -> None:
-        """The running episodes of these slots are not continued."""
-        self.transitions.forget(slots)
-        for side in self.sides.values():
-            columns = (slots[:, None] * side.seats.count + np.arange(side.seats.count)).reshape(-1)
-            if side.learner.state.numel():
-                side.learner.state[:, torch.from_numpy(columns)] = 0.0
-            if side.rewards is not None:
-                side.rewards.running[columns] = 0.0
+        """The running episodes of these slots are not continued: clear what belongs to them."""
+        if self.transitions is not None:
+            self.transitions.forget(slots)
+        for one in self.trained.values():
+            one.forget(slots)

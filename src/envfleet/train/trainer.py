@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +16,82 @@ from threadpoolctl import threadpool_limits
 
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, FleetError
-from envfleet.networks.network_policy import NotFinite, Policy
+from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.segment import Segment
 from envfleet.slots.factories import resolve
-from envfleet.train import solo
-from envfleet.train.agent import build_net, choose_device, env_list, normaliser_for
+from envfleet.train.build import choose_device, env_list
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
-from envfleet.train.normalise import RewardNormaliser
-from envfleet.train.records import Counters, TrainResult, UpdateResult
 from envfleet.train.run_folder import RunFolder
-from envfleet.train.team_evaluate import TeamEvaluator
-from envfleet.train.team_learner import Team, check_policies
+from envfleet.train.team_learner import TeamLearner, check_policies
 from envfleet.train.terminal import Silent, View
 from envfleet.train.train_errors import TrainingStopped
-from envfleet.train.update import Learner
 from envfleet.util.files import WriteFailed
-from envfleet.util.seeding import stream
 from envfleet.util.text import Hint
+
+RECENT = 100  # episodes that the shown return and length are the mean of
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """One rollout and one update."""
+
+    update: int
+    num_steps: int  # environment steps so far
+    n_completed_episodes: int  # episodes that ended in this rollout
+    returns: list[float]  # of those episodes
+    lengths: list[int]
+    losses: dict[str, float]
+    sps: float  # environment steps per second, collecting and learning together
+    collect_s: float
+    learn_s: float
+
+
+@dataclass
+class TrainResult:
+    """A whole call of `train`."""
+
+    num_steps: int
+    num_updates: int
+    n_completed_episodes: int
+    returns: list[float]  # of the most recent episodes
+    wall_s: float
+    sps: float
+    stopped: bool
+    evaluation: Evaluation | None = None
+    out: Path | None = None
+    report: Path | None = None
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the most recent episodes; NaN when none has ended."""
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+
+@dataclass
+class Counters:
+    """What a run has done so far; stored in checkpoints."""
+
+    update: int = 0
+    num_steps: int = 0
+    num_episodes: int = 0
+    wall_s: float = 0.0
+    collect_s: float = 0.0
+    learn_s: float = 0.0
+    best: float = float("-inf")
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        values = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        return {**values, "returns": list(self.returns), "lengths": list(self.lengths)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint stored."""
+        for name, value in state.items():
+            setattr(self, name, deque(value, maxlen=RECENT) if name in ("returns", "lengths") else value)
 
 
 class PPOTrainer:
@@ -60,8 +119,7 @@ class PPOTrainer:
         self.folder = RunFolder(config) if config.out else None
         self._stop = False
         self._closed = False
-        self._evaluators: list[Evaluator] = []
-        self._tables: TeamEvaluator | None = None
+        self._evaluator: Evaluator | None = None
         stored = self.folder.open() if self.folder else None
         # One thread: small networks lose far more to the threads' handshakes than they gain (see docs/training.md).
         self._threads = torch.get_num_threads()
@@ -100,37 +158,11 @@ class PPOTrainer:
 
     def _build(self) -> None:
         config, fleet = self.config, self.fleet
-        self.learner: Any  # a Learner, or with many agents a Team of them
-        self.policy: Any
-        self.team = Team(config, fleet, self.device) if fleet.agents else None
-        if self.team is not None:
-            self.learner, self.policy = self.team, self.team.policy
-        else:
-            self._build_one()
+        self.learner = TeamLearner(config, fleet, self.device)
+        self.policy = self.learner.policy
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
         self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
         self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
-
-    def _build_one(self) -> None:
-        config, fleet = self.config, self.fleet
-        self.net = build_net(fleet.single_observation_space, fleet.single_action_space, config, self.device)
-        self.observations = normaliser_for(self.net, config)
-        self.rewards = RewardNormaliser(config.num_envs, config.gamma) if config.normalize_reward else None
-        self.learner = Learner(
-            self.net,
-            config.update(),
-            config.num_envs,
-            stream(config.seed, "minibatches"),
-            self.observations,
-            self.rewards,
-        )
-        self.policy = Policy(
-            self.net,
-            config.num_envs,
-            stream(config.seed, "actions"),
-            self.observations,
-            skip_nan=config.on_nan == "skip",
-        )
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -146,7 +178,6 @@ class PPOTrainer:
         except Exception as error:
             raise self._explained(error) from error
         end = time.perf_counter()
-        self.policy.version += 1
         counters.update += 1
         counters.num_steps += segment.num_scored
         counters.wall_s += end - begin
@@ -183,7 +214,7 @@ class PPOTrainer:
 
     def _result(self, segment: Segment, losses: dict[str, float], collect_s: float, learn_s: float) -> UpdateResult:
         t, b = segment.end_index[:, 0], segment.end_index[:, 1]
-        real = segment.scored[t, b]  # an episode cut short by a fault has no return to speak of
+        real = segment.scored[t, b]  # the return of an episode that a fault cut short means nothing
         returns, lengths = segment.end_return[real].tolist(), segment.end_length[real].tolist()
         self.counters.num_episodes += len(returns)
         self.counters.returns.extend(returns)
@@ -215,7 +246,7 @@ class PPOTrainer:
             "sps_learn": segment.num_scored / max(result.learn_s, 1e-9),
             "num_faults": len(self.fleet.faults),
         }
-        row |= self._by_name(segment)
+        row |= self.learner.metrics(segment) if self.fleet.agents else self._returns_by_env(segment)
         if config.eval_every and result.update % config.eval_every == 0:
             row |= self._evaluate_now()
         if self.folder:
@@ -240,10 +271,8 @@ class PPOTrainer:
         done = min(self.counters.num_episodes / max(self.config.num_episodes, 1), 1.0)
         return int(done * self.config.total_steps)
 
-    def _by_name(self, segment: Segment) -> dict[str, float]:
-        """Mean return of the episodes that ended in this segment, per agent, or per environment or task."""
-        if self.team is not None:
-            return self.team.metrics(segment)
+    def _returns_by_env(self, segment: Segment) -> dict[str, float]:
+        """Mean return of the episodes that ended in this segment, per environment or task."""
         groups: dict[str, list[float]] = defaultdict(list)
         for (t, b), total in zip(segment.end_index.tolist(), segment.end_return.tolist()):
             if segment.scored[t, b]:
@@ -265,22 +294,14 @@ class PPOTrainer:
     def evaluate(self, episodes: int = 100, deterministic: bool = True, opponents: Any = None) -> Evaluation:
         """Play episodes with the present policy, on environments and seeds of their own.
 
-        `opponents`, with many agents, are those who are not played by the policy: see `TeamEvaluator.run`.
+        `opponents` play some of many agents: see `Evaluator.run`.
         """
-        config = self.config
-        if self.team is not None:
-            if self._tables is None:
-                self._tables = TeamEvaluator(self.envs[0], config)
-            players = {name: side.freeze() for name, side in self.team.sides.items()}
-            return self._tables.run(players, episodes, deterministic, opponents)
-        if not self._evaluators:
-            self._evaluators = [Evaluator(env, config.env_kwargs, config.seed, config.columns) for env in self.envs]
-        found = [one.run(self.net, self.observations, episodes, deterministic) for one in self._evaluators]
-        returns = [value for one in found for value in one.returns]
-        return Evaluation.of(returns, [value for one in found for value in one.lengths])
+        if self._evaluator is None:
+            self._evaluator = Evaluator(self.envs, self.config)
+        return self._evaluator.run(self.learner.policies, episodes, deterministic, opponents)
 
     def _evaluate_now(self) -> dict[str, float]:
-        # Of a game against itself a policy cannot tell how good it is.
+        # The return of a policy against itself says nothing about how good it is.
         found = self.evaluate(self.config.eval_episodes, opponents="random" if self.config.self_play else None)
         if self.folder and found.mean_return > self.counters.best:
             self.counters.best = found.mean_return
@@ -296,8 +317,8 @@ class PPOTrainer:
             # Without evaluation the best checkpoint is the one with the best mean return of training episodes, or,
             # in self-play, where that means little, with the best rating.
             recent = float(np.mean(counters.returns))
-            if self.team is not None and self.team.pool is not None:
-                recent = self.team.pool.rating
+            if self.learner.pool is not None:
+                recent = self.learner.pool.rating
             best, counters.best = recent > counters.best, max(recent, counters.best)
         return self.folder.save(counters.update, self.state(running), best)
 
@@ -308,8 +329,8 @@ class PPOTrainer:
             "update": self.counters.update,
             "counters": self.counters.state(),
             "running": self.collector.segment_state() if running else self._began,
+            "team": self.learner.state(),
         }
-        state |= {"team": self.team.state()} if self.team is not None else solo.state_of(self)
         save_tasks = getattr(self.tasks, "state_dict", None)
         state["tasks"] = save_tasks() if save_tasks else None
         state["run"] = self.folder.state() if self.folder else None
@@ -319,11 +340,8 @@ class PPOTrainer:
         self.counters.load(state["counters"])
         if state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
             self.tasks.load_state_dict(state["tasks"])
-        if self.team is not None:
-            self.team.load(state["team"])
-            self.team.forget(self.collector.restore_segments(state["running"], self.config.restore))
-            return
-        solo.load_into(self, state)
+        self.learner.load(state["team"])
+        self.learner.forget(self.collector.restore_segments(state["running"], self.config.restore))
 
     def _explained(self, error: Exception) -> Exception:
         """A NaN becomes an error that says where; a fault stays what it is. With both, what was learned before is saved."""
@@ -375,10 +393,8 @@ class PPOTrainer:
                 closing.callback(self.fleet.close)
             if self.folder:
                 closing.callback(self.folder.close)
-            if self._tables is not None:
-                closing.callback(self._tables.close)
-            for evaluator in self._evaluators:
-                closing.callback(evaluator.close)
+            if self._evaluator is not None:
+                closing.callback(self._evaluator.close)
 
     def __enter__(self) -> PPOTrainer:
         return self
@@ -387,5 +403,5 @@ class PPOTrainer:
         if kind is None:
             self.close()
         else:
-            with suppress(WriteFailed):  # what went wrong first is what the caller is told
+            with suppress(WriteFailed):  # the caller gets the first error
                 self.close()

@@ -19,17 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envfleet.multiagent.policy_map import Seats, part_of
+from envfleet.multiagent.policy_map import Assignment, part_of
 from envfleet.networks.central_inputs import CENTRAL, OWN
 from envfleet.networks.features import MASK_KEY
-from envfleet.networks.team import SEAT, mask_of
+from envfleet.networks.team import PAST, mask_of
 from envfleet.rollout.segments.agent_segment import STATE, AgentSegment
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
 from envfleet.util.trees import Tree, tree_map, tree_put, tree_rows
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-TUPLE = "__tuple__"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Transitions:
         >>> from envfleet.multiagent.policy_map import assign_policies
         >>> spaces = dict(observation_space=gym.spaces.Box(-1, 1, (1,)), action_space=gym.spaces.Discrete(2))
         >>> group = SimpleNamespace(name="player", agents=("player_0", "player_1"), **spaces)
-        >>> transitions = Transitions(assign_policies("shared", group.agents, [group]), num_envs=1, num_agents=2)
+        >>> transitions = Transitions(assign_policies("shared", group.agents, [group]), num_envs=1)
         >>> segment = AgentSegment.of(
         ...     4, obs=np.zeros((1, 2, 1)), action=np.zeros((1, 2), np.int64), active=np.zeros((1, 2), bool)
         ... )
@@ -61,13 +60,13 @@ class Transitions:
         ([2, 1], 1)
     """
 
-    def __init__(
-        self, seats: Sequence[Seats], num_envs: int, num_agents: int, num_groups: int = 1, central: bool = False
-    ) -> None:
-        self.seats, self.num_groups, self.central = tuple(seats), num_groups, central
+    def __init__(self, assigned: Sequence[Assignment], num_envs: int, central: bool = False) -> None:
+        self.assigned, self.central = tuple(assigned), central
+        self.num_groups = len({each.group for each in assigned})
+        num_agents = sum(each.count for each in assigned)
         self.held_mask: Bools = np.zeros((num_envs, num_agents), np.bool_)  # an open transition is held
         self.held: dict[str, dict[str, Tree]] = {}  # policy → what was noted when it began, each [B · P, …]
-        self.num_dropped = 0  # closed transitions that nothing could be said to follow
+        self.num_dropped = 0  # closed transitions without an observation that follows
 
     @property
     def num_held(self) -> int:
@@ -77,15 +76,15 @@ class Transitions:
     def cut(self, segment: AgentSegment, multiples: Mapping[str, int] | None = None) -> dict[str, RaggedSegment]:
         """One segment per policy, [T', B · P]: T' is its longest sequence, rounded up to its multiple."""
         numbers, by = self._number(segment), multiples or {}
-        made = {seats.name: self._of_policy(seats, segment, numbers, by.get(seats.name, 1)) for seats in self.seats}
+        made = {each.name: self._of_policy(each, segment, numbers, by.get(each.name, 1)) for each in self.assigned}
         # What is open now was begun here, or was held before and is so still: both stand in the row after the last.
         self.held_mask = numbers.still_open
         return made
 
     def _number(self, segment: AgentSegment) -> Numbers:
         begins = segment.acted
-        if SEAT in segment.extras:
-            begins = begins & (segment.extras[SEAT] < 0)
+        if PAST in segment.extras:
+            begins = begins & (segment.extras[PAST] < 0)
         closes = segment.agent_scored | segment.agent_terminated | segment.agent_truncated
         still_open = self.held_mask.copy()  # [B, A]
         count = still_open.astype(np.int64)  # [B, A]
@@ -100,12 +99,12 @@ class Transitions:
             still_open &= ~done
         return Numbers(begun, closed, count - still_open, still_open)
 
-    def _of_policy(self, seats: Seats, segment: AgentSegment, numbers: Numbers, multiple: int) -> RaggedSegment:
-        lengths = numbers.complete[:, seats.indices].reshape(-1)  # [B · P]
+    def _of_policy(self, ours: Assignment, segment: AgentSegment, numbers: Numbers, multiple: int) -> RaggedSegment:
+        lengths = numbers.complete[:, ours.indices].reshape(-1)  # [B · P]
         steps = -(-max(int(lengths.max(initial=0)), 1) // multiple) * multiple
-        rows = self._notes(seats, segment, numbers.begun, lengths, steps)
+        rows = self._notes(ours, segment, numbers.begun, lengths, steps)
         columns = np.arange(len(lengths))
-        self.held[seats.name] = tree_map(lambda leaf: leaf[lengths, columns].copy(), rows)
+        self.held[ours.name] = tree_map(lambda leaf: leaf[lengths, columns].copy(), rows)
         result = RaggedSegment.empty(
             steps, len(lengths), obs=tree_map(lambda leaf: leaf[0], rows["obs"]), action=rows["raw"][0]
         )
@@ -114,88 +113,91 @@ class Transitions:
         result.action = rows["raw"][:steps]
         result.step, result.episode = rows["step"][:steps], rows["episode"][:steps]
         result.policy_version = rows["version"][:steps]
-        result.slots = np.repeat(segment.slots, seats.count)
+        result.slots = np.repeat(segment.slots, ours.count)
         result.lengths = lengths
         if MASK_KEY in rows:
             result.columns[MASK_KEY] = rows[MASK_KEY][:steps]
-        self._outcomes(result, seats, segment, numbers.closed)
-        self._drop_unfollowed(result, seats, segment, numbers)
+        self._outcomes(result, ours, segment, numbers.closed)
+        self._drop_unfollowed(result, ours, segment, numbers)
         return result
 
-    def _notes(self, seats: Seats, segment: AgentSegment, begun: Ints, lengths: Ints, steps: int) -> dict[str, Tree]:
+    def _notes(
+        self, ours: Assignment, segment: AgentSegment, begun: Ints, lengths: Ints, steps: int
+    ) -> dict[str, Tree]:
         """What was known when each transition began, [T' + 1, B · P, …]; below the last one, what its agent has next."""
-        now = self._seen(seats, segment, segment.obs, segment.columns, (slice(None), slice(None)))
-        now["raw"] = self._raw(seats, segment)
-        shape = (segment.num_steps, segment.num_slots, seats.count)
-        now["step"] = segment.agent_step[:, :, seats.indices]
+        now = self._seen(ours, segment, segment.obs, segment.columns, (slice(None), slice(None)))
+        now["raw"] = self._raw(ours, segment)
+        shape = (segment.num_steps, segment.num_slots, ours.count)
+        now["step"] = segment.agent_step[:, :, ours.indices]
         now["episode"] = np.broadcast_to(segment.episode[..., None], shape)
         now["version"] = np.broadcast_to(segment.policy_version[..., None], shape)
         room: dict[str, Tree] = tree_map(
             lambda leaf: np.zeros((steps + 1, len(lengths), *leaf.shape[3:]), leaf.dtype), now
         )
         room["step"][...] = -1
-        before = self.held_mask[:, seats.indices].reshape(-1)
+        before = self.held_mask[:, ours.indices].reshape(-1)
         if before.any():
-            tree_put(room, (0, before), tree_rows(self.held[seats.name], before))
-        t, b, p = np.nonzero(begun[:, :, seats.indices] >= 0)
-        tree_put(room, (begun[t, b, seats.indices[p]], b * seats.count + p), tree_rows(now, (t, b, p)))
-        waiting = segment.bootstrap_active[:, seats.indices]
+            tree_put(room, (0, before), tree_rows(self.held[ours.name], before))
+        t, b, p = np.nonzero(begun[:, :, ours.indices] >= 0)
+        tree_put(room, (begun[t, b, ours.indices[p]], b * ours.count + p), tree_rows(now, (t, b, p)))
+        waiting = segment.bootstrap_active[:, ours.indices]
         b, p = np.nonzero(waiting)
-        after = self._seen(seats, segment, segment.bootstrap_obs, segment.bootstrap_columns, (slice(None),))
-        columns = b * seats.count + p
+        after = self._seen(ours, segment, segment.bootstrap_obs, segment.bootstrap_columns, (slice(None),))
+        columns = b * ours.count + p
         tree_put({name: room[name] for name in after}, (lengths[columns], columns), tree_rows(after, (b, p)))
         return room
 
     def _seen(
-        self, seats: Seats, segment: AgentSegment, obs: Tree, columns: dict[str, Any], lead: tuple[Any, ...]
+        self, ours: Assignment, segment: AgentSegment, obs: Tree, columns: dict[str, Any], lead: tuple[Any, ...]
     ) -> dict[str, Tree]:
         """Observation, and mask where there is one, of this policy's agents: [*lead, P, …]."""
-        own = tree_map(lambda leaf: leaf[(*lead, seats.within)], part_of(obs, seats.group, self.num_groups))
+        own = tree_map(lambda leaf: leaf[(*lead, ours.within)], part_of(obs, ours.group, self.num_groups))
         if self.central:
             state = columns[STATE]
-            per_agent = np.repeat(np.expand_dims(state, len(lead)), seats.count, axis=len(lead))
+            per_agent = np.repeat(np.expand_dims(state, len(lead)), ours.count, axis=len(lead))
             own = {OWN: own, CENTRAL: per_agent}
         seen: dict[str, Tree] = {"obs": own}
-        mask = mask_of(columns, seats.group, self.num_groups)
+        mask = mask_of(columns, ours.group, self.num_groups)
         if mask is not None:
-            seen[MASK_KEY] = mask[(*lead, seats.within)]
+            seen[MASK_KEY] = mask[(*lead, ours.within)]
         return seen
 
-    def _raw(self, seats: Seats, segment: AgentSegment) -> NDArray[Any]:
-        drawn = segment.extras.get(f"raw/{seats.name}")
+    def _raw(self, ours: Assignment, segment: AgentSegment) -> NDArray[Any]:
+        drawn = segment.extras.get(f"raw/{ours.name}")
         if drawn is not None:
             return drawn
-        action: NDArray[Any] = part_of(segment.action, seats.group, self.num_groups)[:, :, seats.within]
+        action: NDArray[Any] = part_of(segment.action, ours.group, self.num_groups)[:, :, ours.within]
         return action
 
-    def _outcomes(self, result: Segment, seats: Seats, segment: AgentSegment, closed: Ints) -> None:
-        t, b, p = np.nonzero(closed[:, :, seats.indices] >= 0)
-        a = seats.indices[p]
-        where = closed[t, b, a], b * seats.count + p
+    def _outcomes(self, result: Segment, ours: Assignment, segment: AgentSegment, closed: Ints) -> None:
+        t, b, p = np.nonzero(closed[:, :, ours.indices] >= 0)
+        a = ours.indices[p]
+        where = closed[t, b, a], b * ours.count + p
         result.reward[where] = segment.agent_reward[t, b, a]
         result.terminated[where] = segment.agent_terminated[t, b, a]
         result.truncated[where] = segment.agent_truncated[t, b, a]
         result.scored[where] = segment.agent_scored[t, b, a]
         result.task[where] = segment.task[t, b]
-        fates = segment.fate_index.get(seats.group)
+        fates = segment.fate_index.get(ours.group)
         if fates is None:
             return
-        place = np.full(
-            int(max(fates[:, 2].max(), seats.within.max())) + 1, -1
-        )  # place in the group → place in the policy
-        place[seats.within] = np.arange(seats.count)
+        size = int(max(fates[:, 2].max(), ours.within.max())) + 1
+        place = np.full(size, -1)  # place in the group → place in the policy
+        place[ours.within] = np.arange(ours.count)
         t, b, p = fates[:, 0], fates[:, 1], place[fates[:, 2]]
-        number = np.where(p >= 0, closed[t, b, seats.indices[p]], -1)
-        ours = number >= 0
-        result.end_index = np.stack([number, b * seats.count + p], axis=1)[ours]
-        last: Tree = tree_map(lambda leaf: leaf[ours], segment.fate_obs[seats.group])
-        result.final_obs = {OWN: last, CENTRAL: segment.fate_state[seats.group][ours]} if self.central else last
-        result.end_return, result.end_length = np.zeros(int(ours.sum())), np.zeros(int(ours.sum()), np.int64)
+        number = np.where(p >= 0, closed[t, b, ours.indices[p]], -1)
+        kept = number >= 0
+        result.end_index = np.stack([number, b * ours.count + p], axis=1)[kept]
+        last: Tree = tree_map(lambda leaf: leaf[kept], segment.fate_obs[ours.group])
+        result.final_obs = {OWN: last, CENTRAL: segment.fate_state[ours.group][kept]} if self.central else last
+        result.end_return, result.end_length = np.zeros(int(kept.sum())), np.zeros(int(kept.sum()), np.int64)
 
-    def _drop_unfollowed(self, result: RaggedSegment, seats: Seats, segment: AgentSegment, numbers: Numbers) -> None:
+    def _drop_unfollowed(
+        self, result: RaggedSegment, ours: Assignment, segment: AgentSegment, numbers: Numbers
+    ) -> None:
         """An agent that was scored, has not ended and has no observation: there is nothing to bootstrap from."""
         lengths = result.lengths
-        goes_on = (segment.bootstrap_active | numbers.still_open)[:, seats.indices].reshape(-1)
+        goes_on = (segment.bootstrap_active | numbers.still_open)[:, ours.indices].reshape(-1)
         columns = np.flatnonzero((lengths > 0) & ~goes_on)
         last = lengths[columns] - 1
         lost = ~result.ended[last, columns]
@@ -204,31 +206,14 @@ class Transitions:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        held = {name: _plain(rows) for name, rows in self.held.items()}
+        held = {name: tree_map(np.array, rows) for name, rows in self.held.items()}
         return {"mask": self.held_mask.copy(), "held": held, "dropped": self.num_dropped}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint stored."""
         self.held_mask, self.num_dropped = np.array(state["mask"], bool), int(state["dropped"])
-        self.held = {name: _tree(rows) for name, rows in state["held"].items()}
+        self.held = {name: tree_map(np.array, rows) for name, rows in state["held"].items()}
 
     def forget(self, slots: Ints) -> None:
-        """The running episodes of these slots are not continued: nothing of them is open any more."""
+        """Drop the open transitions of these slots, whose running episodes are not continued."""
         self.held_mask[slots] = False
-
-
-def _plain(tree: Tree) -> Any:
-    """A tree as a checkpoint keeps it, which knows lists but no tuples."""
-    if isinstance(tree, dict):
-        return {name: _plain(part) for name, part in tree.items()}
-    if isinstance(tree, tuple):
-        return {TUPLE: [_plain(part) for part in tree]}
-    return np.array(tree)
-
-
-def _tree(value: Any) -> Tree:
-    if isinstance(value, dict) and set(value) == {TUPLE}:
-        return tuple(_tree(part) for part in value[TUPLE])
-    if isinstance(value, dict):
-        return {name: _tree(part) for name, part in value.items()}
-    return np.array(value)

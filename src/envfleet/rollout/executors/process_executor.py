@@ -77,7 +77,9 @@ class WorkerProcess:
                 return value
             assert call.policy is not None
             unread = isinstance(value, Failure)
-            self._send(ToWorker.ANSWER, packed((None, value.exception) if unread else outcome(call.policy, (value,), {})))
+            self._send(
+                ToWorker.ANSWER, packed((None, value.exception) if unread else outcome(call.policy, (value,), {}))
+            )
 
     def _send(self, *message: Any) -> None:
         self.channel.send(MESSAGE + pickle.dumps(message))

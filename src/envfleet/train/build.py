@@ -1,0 +1,110 @@
+"""What a config asks for: its device, its environments, and the networks that its policies act with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from envfleet.core.fleet import Fleet
+from envfleet.envs.registry import resolve_env
+from envfleet.errors import BadArgument
+from envfleet.multiagent.groups import groups_of
+from envfleet.multiagent.policy_map import Assignment, assign_policies
+from envfleet.networks.actor_critic import ActorCritic
+from envfleet.networks.network_policy import Policy
+from envfleet.rollout.segments.agent_segment import STATE
+from envfleet.slots.factories import resolve
+from envfleet.train.config import PPOConfig
+from envfleet.train.normalise import ObservationNormaliser
+from envfleet.train.train_errors import DeviceMissing
+from envfleet.util.seeding import stream
+
+
+def env_list(env: Any) -> list[Any]:
+    """The environments of a config: one, or several that the slots take in turn."""
+    if isinstance(env, str):
+        return [resolve_env(name.strip()) for name in env.split(",")]
+    if isinstance(env, (list, tuple)):
+        return [resolve_env(one) for one in env]
+    return [resolve_env(env)]
+
+
+def one_env(env: Any, config: PPOConfig, render: bool = False) -> Fleet:
+    """Return a fleet of one environment in this process, which waits at the end of an episode."""
+    import envfleet as ef
+
+    kwargs = {**config.env_kwargs, **({"render_mode": "rgb_array"} if render else {})}
+    return ef.make(
+        resolve(env, kwargs),
+        1,
+        backend="serial",
+        columns=config.columns or None,
+        on_end="wait",
+        with_state=config.centralised_critic,
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device, or say which ones there are."""
+    available = ["cpu"]
+    if torch.cuda.is_available():
+        available.append("cuda")
+    if torch.backends.mps.is_available():
+        available.append("mps")
+    if name == "auto":
+        return torch.device(available[-1])
+    kind = name.split(":")[0]
+    if kind not in available:
+        raise DeviceMissing(name, available)
+    return torch.device(name)
+
+
+def assignments_of(config: PPOConfig, fleet: Fleet) -> tuple[Assignment, ...]:
+    """Return which policy plays which agents. The only agent of an environment is a team of one."""
+    if fleet.agents:
+        return assign_policies(config.policies, fleet.agents, fleet.groups)
+    agents = ("agent",)
+    groups = groups_of(agents, [fleet.single_observation_space], [fleet.single_action_space])
+    return assign_policies(config.policies, agents, groups)
+
+
+def state_space_of(config: PPOConfig, fleet: Fleet) -> Any:
+    """Return the space of `state()`, which a centralised critic sees; None without one."""
+    return fleet.layout.columns[STATE] if config.centralised_critic else None
+
+
+def build_net(
+    assigned: Assignment,
+    config: PPOConfig,
+    device: torch.device,
+    state_space: Any = None,
+    key: tuple[int, ...] = (),
+) -> ActorCritic:
+    """Build the network of a policy. Equal seeds give equal weights; torch's global generator is not used.
+
+    `state_space` is that of a centralised critic. `key` distinguishes the networks of one run.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(config.seed, "network", *key).integers(2**62)))
+        net = ActorCritic(assigned.observation_space, assigned.action_space, config.network(), state_space)
+    return net.to(device)
+
+
+def normaliser_for(net: ActorCritic, config: PPOConfig) -> ObservationNormaliser | None:
+    """Return the observation normaliser of a config, if it wants one."""
+    size = net.features.vector_size
+    return ObservationNormaliser(size) if config.normalize_obs and size else None
+
+
+def stored_policy(state: dict[str, Any], assigned: Assignment, config: PPOConfig, state_space: Any = None) -> Policy:
+    """Return a policy with the weights and statistics of a checkpoint, on the CPU. It takes the most likely actions."""
+    net = build_net(assigned, config, torch.device("cpu"), state_space)
+    try:
+        net.load_state_dict(state["net"])
+    except RuntimeError as error:
+        raise BadArgument(f"the weights of policy {assigned.name} do not fit {config.env_name}: {error}") from error
+    normaliser = normaliser_for(net, config)
+    if normaliser is not None:
+        normaliser.load(state["observations"])
+    return Policy(net, 1, None, normaliser, skip_nan=config.on_nan == "skip")

@@ -22,7 +22,7 @@ CORE_TESTS = [
     "tests/conformance/test_conformance.py",
     "tests/compiled/test_infos.py",
 ]
-FLOOR_TESTS = [*CORE_TESTS, "tests/remote/test_client.py", "tests/rollout/test_rollout_datasets.py"]
+FLOOR_TESTS = [*CORE_TESTS, "tests/remote/test_server.py", "tests/rollout/test_rollout_datasets.py"]
 
 
 def find_python(version: str) -> str | None:

@@ -376,7 +376,7 @@ def test_what_cannot_be_served_is_refused_early():
         Server("Echo", sessions=3)
     with pytest.raises(BadArgument, match="aio"):
         Server("AsyncEcho", backend="thread")
-    with pytest.raises(BadArgument, match="no environment"):
+    with pytest.raises(BadArgument, match="unknown environment"):
         Server("NoSuchEnv-v0")
     with Server("Echo", port=0, backend="serial") as server, pytest.raises(BadArgument, match="port=0"):
         serve("Echo", port=server.port, block=False)

@@ -160,7 +160,7 @@ def test_the_one_before_a_damaged_checkpoint_is_used_and_told_in_one_line(run, t
 def test_without_a_whole_checkpoint_there_is_a_clear_error(run, capsys):
     for path in Checkpoints(run).paths():
         spoil(path)
-    assert main([*WORDS, "--out", str(run), "--total-steps", "384", "--resume"]) == 1
+    assert main([*WORDS, "--out", str(run), "--total-steps", "384", "--resume"]) == 2
     line = one_line(capsys)
     assert "is whole" in line and all(path.name in line for path in Checkpoints(run).paths())
     with pytest.raises(CheckpointError, match="no checkpoint in"):
@@ -192,7 +192,7 @@ def test_checkpoints_that_are_dropped_while_one_reads(tmp_path, monkeypatch):
 def test_a_damaged_best_one_is_an_error_that_names_it(run, capsys):
     best = Checkpoints(run).best
     spoil(best)
-    assert main(["eval", str(run), "--episodes", "1", "--checkpoint", "best"]) == 1
+    assert main(["eval", str(run), "--episodes", "1", "--checkpoint", "best"]) == 2
     assert f"{best} is damaged" in one_line(capsys)
 
 
@@ -290,7 +290,7 @@ def test_training_on_a_full_disk_is_one_line_that_says_what_is_safe(run, limit, 
     with file_limit(limit):
         assert main(words) == 3
     line = one_line(capsys)
-    assert line.startswith("envfleet train: ") and "File too large" in line
+    assert line.startswith("envfleet: ") and "File too large" in line
     assert f"the last good checkpoint is {last}" in line and "--resume" in line
     assert last.read_bytes() == before and not list(run.rglob(".*.tmp"))
     assert main(words) == 0

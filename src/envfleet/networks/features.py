@@ -65,8 +65,8 @@ class Features:
         self.vector_size = sum(leaf.size for leaf in self.vector_leaves)
         self.image_shapes = tuple(leaf.shape for leaf in self.image_leaves)
         self.image_scales = tuple(leaf.scale for leaf in self.image_leaves)
-        only = self.vector_leaves[0] if len(self.vector_leaves) == 1 and not self.image_leaves else None
-        self._flat = only is not None and only.path == () and only.kind == "box" and len(only.shape) == 1
+        is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+        self._flat = is_vector and state_space is None  # nothing to take apart
         if not leaves:
             raise BadArgument(f"the observation space {space} has nothing a network could read")
         if state_space is not None and not isinstance(state_space, gym.spaces.Box):
@@ -76,13 +76,13 @@ class Features:
 
     def __call__(self, observation: Any) -> Inputs:
         """Read observations with any leading axes ([slot] while acting, [step, slot] while learning)."""
+        if self._flat:  # the common case, at every step
+            return {"vector": np.asarray(observation, dtype=np.float32)}
         if self._carries_state(observation):
             state = np.asarray(observation[CENTRAL])
             lead = state.shape[: state.ndim - len(self.state_shape)]
             flat = state.astype(np.float32, copy=False).reshape(*lead, self.state_size)
             return {**self(observation[OWN]), "central": flat}
-        if self._flat:  # the common case, at every step
-            return {"vector": np.asarray(observation, dtype=np.float32)}
         inputs: Inputs = {}
         if self.vector_leaves:
             parts = [_read(leaf, _at(observation, leaf.path)) for leaf in self.vector_leaves]

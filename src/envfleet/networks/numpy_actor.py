@@ -15,7 +15,7 @@ rows        here      here, tanh not compiled    in PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from envfleet.slots.compiled_core import load
 
 Array = NDArray[np.float32]
 COMPILED = load("_scan")  # compiled/scan.c, or None
-Layer = tuple[Array, Array, type[nn.Module] | None]  # transposed weight, bias, activation
+Layer = tuple[Array, Array, Callable[[Array, Array], None]]  # transposed weight, bias, what adds it and activates
 
 
 class NumpyActor:
@@ -52,45 +52,51 @@ class NumpyActor:
         assert net.actor_encoder.layers is not None
         self._before = _layers(net.actor_encoder.layers)
         self._after = _layers([*net.actor_layers, net.actor_head])
-        self._core: tuple[Array, Array, Array] | None = None
+        self._core: recurrent.CompiledStep | None = None
         if net.num_cores == 2:
             assert net.core is not None
-            w_in, bias, w_state = (p.detach()[0].numpy() for p in (net.core.w_in, net.core.b_in, net.core.w_state))
-            self._core = w_in, bias, w_state
+            self._core = recurrent.CompiledStep(net.core, 0)
 
     def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
         """Run rows [k, D] with the actor's states [k, W]; return its outputs and the new states."""
-        for layer in self._before:
-            x = _run(x, *layer)
+        for weight, bias, finish in self._before:
+            x = x @ weight
+            finish(x, bias)
         if self._core is not None:
             assert state is not None
-            x, state = recurrent.step(np.ascontiguousarray(x), *self._core, state)
-        for layer in self._after:
-            x = _run(x, *layer)
+            x, state = self._core(np.ascontiguousarray(x), state)
+        for weight, bias, finish in self._after:
+            x = x @ weight
+            finish(x, bias)
         return x, state
 
 
 def _layers(modules: Iterable[nn.Module]) -> list[Layer]:
     """The linear layers among modules, each with the activation behind it."""
+    finish = {nn.Tanh: _tanh if COMPILED is None else COMPILED.bias_tanh, nn.ReLU: _relu, nn.ELU: _elu}
     layers: list[Layer] = []
     for module in modules:
         if isinstance(module, nn.Linear):
-            layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), None))
+            layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), _add))
         else:
-            layers[-1] = (*layers[-1][:2], type(module))
+            layers[-1] = (*layers[-1][:2], finish[type(module)])
     return layers
 
 
-def _run(x: Array, weight: Array, bias: Array, activation: type[nn.Module] | None) -> Array:
-    y: Array = x @ weight
-    if activation is nn.Tanh and COMPILED is not None:
-        COMPILED.bias_tanh(y, bias)
-        return y
+def _add(y: Array, bias: Array) -> None:
     y += bias
-    if activation is nn.Tanh:
-        np.tanh(y, out=y)
-    elif activation is nn.ReLU:
-        np.maximum(y, 0.0, out=y)
-    elif activation is nn.ELU:
-        np.copyto(y, np.expm1(np.minimum(y, 0.0)), where=y < 0)
-    return y
+
+
+def _tanh(y: Array, bias: Array) -> None:
+    y += bias
+    np.tanh(y, out=y)
+
+
+def _relu(y: Array, bias: Array) -> None:
+    y += bias
+    np.maximum(y, 0.0, out=y)
+
+
+def _elu(y: Array, bias: Array) -> None:
+    y += bias
+    np.copyto(y, np.expm1(np.minimum(y, 0.0)), where=y < 0)

@@ -78,15 +78,27 @@ class Recurrent(nn.Module):
         return outputs, outputs.detach() if cells is None else torch.cat([outputs.detach(), cells.detach()], dim=-1)
 
 
-def step(x: Array, w_in: Array, bias: Array, w_state: Array, state: Array) -> tuple[Array, Array]:
-    """Run one step of one core in C, without gradient: inputs [k, D], state [k, width] → output [k, H], new state."""
-    (rows, num_inputs), size = x.shape, len(w_state)
-    gates = w_state.shape[1] // size
-    saved = _buffers((rows,), size, gates)
-    out, fresh = np.empty((rows, size), np.float32), np.zeros(rows, bool)
-    parameters = {"w_in": w_in, "bias": bias, "w_state": w_state}
-    COMPILED.forward(gates, 1, rows, num_inputs, size, x=x, **parameters, state=state, fresh=fresh, **saved, out=out)
-    return out, out if gates == 3 else np.concatenate([out, saved["cells"]], axis=1)
+class CompiledStep:
+    """One core, a step at a time, in C and without gradient; it reads the memory of the layer's parameters.
+
+    What a backward pass would need is written into buffers that are kept as long as the number of rows stays the same.
+    """
+
+    def __init__(self, layer: Recurrent, core: int) -> None:
+        parameters = {"w_in": layer.w_in, "bias": layer.b_in, "w_state": layer.w_state}
+        self._parameters = {name: parameter.detach()[core].numpy() for name, parameter in parameters.items()}
+        self._gates, self._size = NUM_GATES[layer.kind], layer.state_size
+        self._arrays: dict[str, NDArray[Any]] = {"fresh": np.zeros(0, bool)}
+
+    def __call__(self, x: Array, state: Array) -> tuple[Array, Array]:
+        """Run inputs [k, D] from state [k, width]; return the output [k, H] and the new state."""
+        rows, num_inputs = x.shape
+        if len(self._arrays["fresh"]) != rows:
+            saved = _buffers((rows,), self._size, self._gates)
+            self._arrays = {**self._parameters, **saved, "fresh": np.zeros(rows, bool)}
+        out = np.empty((rows, self._size), np.float32)
+        COMPILED.forward(self._gates, 1, rows, num_inputs, self._size, x=x, state=state, out=out, **self._arrays)
+        return out, out if self._gates == 3 else np.concatenate([out, self._arrays["cells"]], axis=1)
 
 
 def _buffers(lead: tuple[int, ...], size: int, gates: int) -> dict[str, Array]:

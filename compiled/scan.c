@@ -1,8 +1,9 @@
-// GRU and LSTM over [core, step, row] sequences whose state restarts at episode ends, and what a dense layer does beside its product.
+// GRU and LSTM over [step, row] sequences whose state restarts at episode ends, and bias and tanh of a dense layer.
 //
-// src/envfleet/networks/recurrent.py has the same equations in NumPy: that is the specification, and what runs without this.
-// A step multiplies a few rows with a small matrix, so the cost is in the calls around it: here a whole sequence is one call.
-// Matrices are packed once per call into panels of 16 columns that stay in the nearest cache while all rows pass by.
+// The loops at the end of src/envfleet/networks/recurrent.py have the same equations in PyTorch: they are the specification,
+// and what runs without this file. A step multiplies a few rows with a small matrix, so the cost is in the calls around it:
+// here a whole sequence is one call. Matrices are packed once per call into panels of 16 columns that stay in the nearest
+// cache while all rows pass by.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -47,15 +48,6 @@ INLINE float tanh_of(float x) { return 2.0f / (1.0f + exp_of(-2.0f * x)) - 1.0f;
 FAST static void bias_tanh(N rows, N size, float *restrict y, const float *restrict bias) {
     for (N row = 0; row < rows; row++, y += size)
         for (N j = 0; j < size; j++) y[j] = tanh_of(y[j] + bias[j]);
-}
-
-// Back through it: out = grad · (1 - y²), and its sum over the rows, which is the gradient by the bias.
-FAST static void tanh_back(N rows, N size, const float *restrict grad, const float *restrict y, float *restrict out, float *restrict sum) {
-    for (N row = 0; row < rows; row++, grad += size, y += size, out += size)
-        for (N j = 0; j < size; j++) {
-            out[j] = grad[j] * (1.0f - y[j] * y[j]);
-            sum[j] += out[j];
-        }
 }
 
 // -- rows [rows, depth] times a packed matrix -----------------------------------------------------------------------------
@@ -115,249 +107,221 @@ FAST static void multiply(const float *a, N rows, N depth, const float *b, float
     }
 }
 
-// -- one core -------------------------------------------------------------------------------------------------------------
+// -- one recurrent layer --------------------------------------------------------------------------------------------------
 
 typedef struct {
-    N cores, steps, rows, inputs, size, gates; // gates: 3 for a GRU, 4 for an LSTM
-    const float *x, *w_in, *bias, *w_state, *state;
-    const uint8_t *fresh; // [step, row]
-    const float *zeros;   // [size]
-    float *before;        // [step, row, size] state entering the step, after a restart
-    float *act;           // [step, row, gates * size] what the gates were
-    float *extra;         // [step, row, size] GRU: recurrent part of the candidate; LSTM: tanh of the cell
-    float *out, *cells;   // [step, row, size]
-    const float *grad_out;
-    float *grad, *grad_new; // [step, row, gates * size] by the recurrent part of the gates; GRU: by the candidate, [step, row, size]
+    N gates, steps, rows, inputs, size; // gates: 3 for a GRU (reset, update, candidate), 4 for an LSTM (input, forget, output, candidate)
+    const float *x;                     // [step, row, inputs]
+    const float *w_in, *bias, *w_state; // [inputs, gates * size], [gates * size], [size, gates * size]
+    const float *state;                 // [row, size], for an LSTM [row, 2 * size]: output, then cell
+    const uint8_t *fresh;               // [step, row] where the state restarts before the step
+    const float *zeros;                 // [size] the cell after a restart
+    float *before;                      // [step, row, size] state entering the step, after a restart
+    float *act;                         // [step, row, gates * size] what the gates were
+    float *extra;                       // [step, row, size] GRU: recurrent part of the candidate; LSTM: tanh of the cell
+    float *out, *cells;                 // [step, row, size]; cells: LSTM only
+    const float *grad_out;              // [step, row, size]
+    float *grad;                        // [step, row, gates * size] by the recurrent part of the gates
+    float *grad_new;                    // [step, row, size] GRU only: by the candidate's argument
 } Scan;
 
-// Rows are restrict pointers, one per gate, or the compiler would not dare to take eight entries at a time.
+// One row of one step. The gates of a row lie behind each other, `n` apart, and never overlap: restrict and ivdep tell the
+// compiler so, which otherwise would not take eight entries at a time.
 #define IN const float *restrict
 #define OUT float *restrict
 
-FAST static void gru_row(N size, IN in_reset, IN in_update, IN in_new, IN inner_reset, IN inner_update, IN inner_new, IN before,
-                         OUT reset, OUT update, OUT candidate, OUT recurrent, OUT out) {
-    for (N j = 0; j < size; j++) {
-        float r = sigmoid(in_reset[j] + inner_reset[j]), u = sigmoid(in_update[j] + inner_update[j]);
-        float n = tanh_of(in_new[j] + r * inner_new[j]);
-        reset[j] = r, update[j] = u, candidate[j] = n, recurrent[j] = inner_new[j];
-        out[j] = n + u * (before[j] - n);
+FAST static void gru_row(N n, IN in, IN inner, IN before, OUT act, OUT recurrent, OUT out) {
+#pragma GCC ivdep
+    for (N j = 0; j < n; j++) {
+        float r = sigmoid(in[j] + inner[j]), u = sigmoid(in[n + j] + inner[n + j]);
+        float c = tanh_of(in[2 * n + j] + r * inner[2 * n + j]);
+        act[j] = r, act[n + j] = u, act[2 * n + j] = c, recurrent[j] = inner[2 * n + j];
+        out[j] = c + u * (before[j] - c);
     }
 }
 
-FAST static void lstm_row(N size, IN in_into, IN in_forget, IN in_emit, IN in_new, IN cell_before, OUT into, OUT forget, OUT emit,
-                          OUT candidate, OUT squashed, OUT cell, OUT out) {
-    for (N j = 0; j < size; j++) {
-        float i = sigmoid(in_into[j]), f = sigmoid(in_forget[j]), o = sigmoid(in_emit[j]), n = tanh_of(in_new[j]);
-        float c = f * cell_before[j] + i * n, s = tanh_of(c);
-        into[j] = i, forget[j] = f, emit[j] = o, candidate[j] = n, squashed[j] = s, cell[j] = c;
+FAST static void lstm_row(N n, IN in, IN cell_before, OUT act, OUT squashed, OUT cell, OUT out) {
+#pragma GCC ivdep
+    for (N j = 0; j < n; j++) {
+        float i = sigmoid(in[j]), f = sigmoid(in[n + j]), o = sigmoid(in[2 * n + j]), g = tanh_of(in[3 * n + j]);
+        float c = f * cell_before[j] + i * g, s = tanh_of(c);
+        act[j] = i, act[n + j] = f, act[2 * n + j] = o, act[3 * n + j] = g, squashed[j] = s, cell[j] = c;
         out[j] = o * s;
     }
 }
 
-FAST static void gru_row_back(N size, IN given, IN reset, IN update, IN candidate, IN recurrent, IN before, OUT by_reset,
-                              OUT by_update, OUT by_inner, OUT by_new, OUT grad) {
-    for (N j = 0; j < size; j++) {
-        float g = grad[j] + given[j], r = reset[j], u = update[j], c = candidate[j];
-        float n = g * (1.0f - u) * (1.0f - c * c);
-        by_new[j] = n;
-        by_inner[j] = n * r;
-        by_reset[j] = n * recurrent[j] * r * (1.0f - r);
-        by_update[j] = g * (before[j] - c) * u * (1.0f - u);
+FAST static void gru_row_back(N n, IN given, IN act, IN recurrent, IN before, OUT by_gates, OUT by_new, OUT grad) {
+#pragma GCC ivdep
+    for (N j = 0; j < n; j++) {
+        float g = grad[j] + given[j], r = act[j], u = act[n + j], c = act[2 * n + j];
+        float by_c = g * (1.0f - u) * (1.0f - c * c);
+        by_new[j] = by_c;
+        by_gates[j] = by_c * recurrent[j] * r * (1.0f - r);
+        by_gates[n + j] = g * (before[j] - c) * u * (1.0f - u);
+        by_gates[2 * n + j] = by_c * r;
         grad[j] = g * u;
     }
 }
 
-FAST static void lstm_row_back(N size, IN given, IN into, IN forget, IN emit, IN candidate, IN squashed, IN cell_before, OUT by_into,
-                               OUT by_forget, OUT by_emit, OUT by_new, OUT grad, OUT grad_cell) {
-    for (N j = 0; j < size; j++) {
-        float i = into[j], f = forget[j], o = emit[j], n = candidate[j], s = squashed[j], g = grad[j] + given[j];
-        float c = grad_cell[j] + g * o * (1.0f - s * s);
-        by_into[j] = c * n * i * (1.0f - i);
-        by_forget[j] = c * cell_before[j] * f * (1.0f - f);
-        by_emit[j] = g * s * o * (1.0f - o);
-        by_new[j] = c * i * (1.0f - n * n);
-        grad_cell[j] = c * f;
+FAST static void lstm_row_back(N n, IN given, IN act, IN squashed, IN cell_before, OUT by_gates, OUT grad, OUT grad_cell) {
+#pragma GCC ivdep
+    for (N j = 0; j < n; j++) {
+        float i = act[j], f = act[n + j], o = act[2 * n + j], g = act[3 * n + j], s = squashed[j], by_out = grad[j] + given[j];
+        float by_cell = grad_cell[j] + by_out * o * (1.0f - s * s);
+        by_gates[j] = by_cell * g * i * (1.0f - i);
+        by_gates[n + j] = by_cell * cell_before[j] * f * (1.0f - f);
+        by_gates[2 * n + j] = by_out * s * o * (1.0f - o);
+        by_gates[3 * n + j] = by_cell * i * (1.0f - g * g);
+        grad_cell[j] = by_cell * f;
         grad[j] = 0.0f;
     }
 }
 
-// The cell that a step began with.
+// The cell that a step of an LSTM begins with.
 static const float *entering(const Scan *s, N t, N row) {
     if (s->fresh[t * s->rows + row]) return s->zeros;
     return t ? s->cells + ((t - 1) * s->rows + row) * s->size : s->state + (2 * row + 1) * s->size;
 }
 
-static void row_forward(const Scan *s, const float *in, const float *inner, N t, N row) {
-    N n = s->size, at = t * s->rows + row;
-    float *act = s->act + at * s->gates * n, *extra = s->extra + at * n, *out = s->out + at * n;
-    if (s->gates == 3)
-        gru_row(n, in, in + n, in + 2 * n, inner, inner + n, inner + 2 * n, s->before + at * n, act, act + n, act + 2 * n, extra, out);
-    else
-        lstm_row(n, in, in + n, in + 2 * n, in + 3 * n, entering(s, t, row), act, act + n, act + 2 * n, act + 3 * n, extra,
-                 s->cells + at * n, out);
-}
-
-static void row_back(const Scan *s, float *grad, float *grad_cell, N t, N row) {
-    N n = s->size, at = t * s->rows + row;
-    const float *act = s->act + at * s->gates * n, *extra = s->extra + at * n, *given = s->grad_out + at * n;
-    float *to = s->grad + at * s->gates * n;
-    if (s->gates == 3)
-        gru_row_back(n, given, act, act + n, act + 2 * n, extra, s->before + at * n, to, to + n, to + 2 * n, s->grad_new + at * n, grad);
-    else
-        lstm_row_back(n, given, act, act + n, act + 2 * n, act + 3 * n, extra, entering(s, t, row), to, to + n, to + 2 * n,
-                      to + 3 * n, grad, grad_cell);
-}
-
-static void forward_core(const Scan *s, const float *packed_in, const float *packed_state, float *in, float *inner) {
-    N size = s->size, rows = s->rows, width = s->gates * size, stride = padded(width), lstm = s->gates == 4;
+static int forward(Scan *s) {
+    N n = s->size, rows = s->rows, width = s->gates * n, stride = padded(width), lstm = s->gates == 4;
+    float *packed_in = calloc((s->inputs + n + 2 * rows) * stride + n, sizeof(float));
+    if (!packed_in) return -1;
+    float *packed_state = packed_in + s->inputs * stride;
+    float *in = packed_state + n * stride, *inner = in + rows * stride; // [row, stride] the two parts of the gates
+    s->zeros = inner + rows * stride;
+    pack(s->w_in, width, 1, s->inputs, width, packed_in);
+    pack(s->w_state, width, 1, n, width, packed_state);
     for (N t = 0; t < s->steps; t++) {
-        float *before = s->before + t * rows * size;
         for (N row = 0; row < rows; row++) {
-            const float *last = t ? s->out + ((t - 1) * rows + row) * size : s->state + row * size * (lstm ? 2 : 1);
-            if (s->fresh[t * rows + row]) memset(before + row * size, 0, size * sizeof(float));
-            else memcpy(before + row * size, last, size * sizeof(float));
+            N at = t * rows + row;
+            if (s->fresh[at]) memset(s->before + at * n, 0, n * sizeof(float));
+            else memcpy(s->before + at * n, t ? s->out + (at - rows) * n : s->state + row * n * (lstm ? 2 : 1), n * sizeof(float));
             memcpy(in + row * stride, s->bias, width * sizeof(float));
         }
         multiply(s->x + t * rows * s->inputs, rows, s->inputs, packed_in, in, stride, 1);
-        multiply(before, rows, size, packed_state, lstm ? in : inner, stride, lstm);
-        for (N row = 0; row < rows; row++) row_forward(s, in + row * stride, inner + row * stride, t, row);
-    }
-}
-
-// `grad` [row, padded(size)] and `grad_cell` [row, size] come as zeros.
-static void backward_core(const Scan *s, const float *packed_back, float *grad, float *grad_cell) {
-    N size = s->size, rows = s->rows, width = s->gates * size, stride = padded(size);
-    for (N t = s->steps - 1; t >= 0; t--) {
-        for (N row = 0; row < rows; row++) row_back(s, grad + row * stride, grad_cell + row * size, t, row);
-        multiply(s->grad + t * rows * width, rows, width, packed_back, grad, stride, 1);
+        multiply(s->before + t * rows * n, rows, n, packed_state, lstm ? in : inner, stride, lstm);
         for (N row = 0; row < rows; row++) {
-            if (!s->fresh[t * rows + row]) continue;
-            memset(grad + row * stride, 0, stride * sizeof(float));
-            if (s->gates == 4) memset(grad_cell + row * size, 0, size * sizeof(float));
+            N at = t * rows + row, flat = at * n, wide = at * width;
+            if (lstm) lstm_row(n, in + row * stride, entering(s, t, row), s->act + wide, s->extra + flat, s->cells + flat, s->out + flat);
+            else gru_row(n, in + row * stride, inner + row * stride, s->before + flat, s->act + wide, s->extra + flat, s->out + flat);
         }
     }
+    free(packed_in);
+    return 0;
+}
+
+static int backward(Scan *s) {
+    N n = s->size, rows = s->rows, width = s->gates * n, stride = padded(n), lstm = s->gates == 4;
+    float *packed = calloc((width + rows) * stride + rows * n + n, sizeof(float));
+    if (!packed) return -1;
+    float *grad = packed + width * stride, *grad_cell = grad + rows * stride; // [row, stride] and [row, size] by the state after a step
+    s->zeros = grad_cell + rows * n;
+    pack(s->w_state, 1, width, width, n, packed);
+    for (N t = s->steps - 1; t >= 0; t--) {
+        for (N row = 0; row < rows; row++) {
+            N at = t * rows + row, flat = at * n, wide = at * width;
+            float *here = grad + row * stride;
+            if (lstm) lstm_row_back(n, s->grad_out + flat, s->act + wide, s->extra + flat, entering(s, t, row), s->grad + wide, here, grad_cell + row * n);
+            else gru_row_back(n, s->grad_out + flat, s->act + wide, s->extra + flat, s->before + flat, s->grad + wide, s->grad_new + flat, here);
+        }
+        multiply(s->grad + t * rows * width, rows, width, packed, grad, stride, 1);
+        for (N row = 0; row < rows; row++) {
+            if (!s->fresh[t * rows + row]) continue;
+            memset(grad + row * stride, 0, n * sizeof(float));
+            memset(grad_cell + row * n, 0, n * sizeof(float));
+        }
+    }
+    free(packed);
+    return 0;
 }
 
 // -- Python ---------------------------------------------------------------------------------------------------------------
 
-// The scan of core `c`: every array of [core, …] moved on to its part.
-static Scan of_core(const Scan *all, N c) {
-    Scan s = *all;
-    N rows = s.steps * s.rows, wide = s.size * s.gates, flat = rows * s.size;
-    N shift[] = {rows * s.inputs, s.inputs * wide, wide, s.size * wide, s.rows * s.size * (s.gates == 4 ? 2 : 1)};
-    const float **given[] = {&s.x, &s.w_in, &s.bias, &s.w_state, &s.state};
-    for (int i = 0; i < 5; i++)
-        if (*given[i]) *given[i] += c * shift[i];
-    float **flats[] = {&s.before, &s.extra, &s.out, &s.cells, &s.grad_new, (float **)&s.grad_out};
-    for (int i = 0; i < 6; i++)
-        if (*flats[i]) *flats[i] += c * flat;
-    s.act += c * rows * wide;
-    if (s.grad) s.grad += c * rows * wide;
-    return s;
-}
+// A keyword argument: a C-contiguous array of `count` entries of `size` bytes, whose address goes to `to`.
+typedef struct { const char *name; void *to; N count, size; int write; } Array;
+enum { READ, WRITE, MOST = 16 };
 
-static int run(const Scan *all, int back) {
-    N rows = all->rows, width = all->gates * all->size, stride = padded(width), size = padded(all->size);
-    N packed = back ? width * size : (all->inputs + all->size) * stride;
-    N scratch = back ? rows * (size + all->size) : 2 * rows * stride;
-    float *room = malloc((packed + scratch + all->size) * sizeof(float));
-    if (!room) return -1;
-    for (N c = 0; c < all->cores; c++) {
-        Scan s = of_core(all, c);
-        s.zeros = room + packed + scratch;
-        memset(room + packed, 0, (scratch + s.size) * sizeof(float));
-        if (back) {
-            pack(s.w_state, 1, width, width, s.size, room);
-            backward_core(&s, room, room + packed, room + packed + rows * size);
-        } else {
-            pack(s.w_in, width, 1, s.inputs, width, room);
-            pack(s.w_state, width, 1, s.size, width, room + s.inputs * stride);
-            forward_core(&s, room, room + s.inputs * stride, room + packed, room + packed + rows * stride);
+static PyObject *call(int (*work)(Scan *), Scan *s, PyObject *given, const Array *arrays, int count) {
+    Py_buffer views[MOST];
+    int held = 0, failed = 0;
+    for (; held < count; held++) {
+        const Array *a = &arrays[held];
+        PyObject *array = given ? PyDict_GetItemString(given, a->name) : NULL;
+        if (!array) {
+            PyErr_Format(PyExc_TypeError, "the array %s is missing", a->name);
+            break;
         }
-    }
-    free(room);
-    return 0;
-}
-
-// Arrays come as (name, floats wanted); all are C-contiguous float32 but `fresh`, which is bool.
-static PyObject *scan(PyObject *args, int back) {
-    Scan s = {0};
-    PyObject *arrays;
-    if (!PyArg_ParseTuple(args, "nnnnnnO!", &s.gates, &s.cores, &s.steps, &s.rows, &s.inputs, &s.size, &PyTuple_Type, &arrays))
-        return NULL;
-    N flat = s.steps * s.rows, all = s.cores * flat * s.size, wide = s.gates * s.size, lstm = s.gates == 4;
-    struct { const void **to; N count; int size, write; } fields[] = {
-        {(const void **)&s.fresh, flat, 1, 0},
-        {(const void **)&s.state, s.cores * s.rows * s.size * (lstm ? 2 : 1), 4, 0},
-        {(const void **)&s.w_state, s.cores * s.size * wide, 4, 0},
-        {(const void **)&s.before, all, 4, !back},
-        {(const void **)&s.act, all * s.gates, 4, !back},
-        {(const void **)&s.extra, all, 4, !back},
-        {(const void **)&s.cells, lstm ? all : 0, 4, !back},
-        {back ? (const void **)&s.grad_out : (const void **)&s.x, back ? all : s.cores * flat * s.inputs, 4, 0},
-        {back ? (const void **)&s.grad : (const void **)&s.w_in, back ? all * s.gates : s.cores * s.inputs * wide, 4, back},
-        {back ? (const void **)&s.grad_new : (const void **)&s.bias, back ? (lstm ? 0 : all) : s.cores * wide, 4, back},
-        {(const void **)&s.out, back ? 0 : all, 4, !back},
-    };
-    enum { COUNT = sizeof fields / sizeof *fields };
-    Py_buffer views[COUNT];
-    int held = 0;
-    PyObject *result = NULL;
-    if ((s.gates != 3 && s.gates != 4) || PyTuple_GET_SIZE(arrays) != COUNT) {
-        PyErr_SetString(PyExc_ValueError, "3 or 4 gates and eleven arrays are needed");
-        return NULL;
-    }
-    for (; held < COUNT; held++) {
-        int flags = fields[held].write ? PyBUF_CONTIG : PyBUF_CONTIG_RO;
-        if (PyObject_GetBuffer(PyTuple_GET_ITEM(arrays, held), &views[held], flags) < 0) goto end;
-        if (views[held].itemsize != fields[held].size || views[held].len != fields[held].count * fields[held].size) {
-            PyErr_Format(PyExc_ValueError, "array %d has %zd bytes, not %zd", held, views[held].len,
-                         fields[held].count * fields[held].size);
-            held++;
-            goto end;
+        if (PyObject_GetBuffer(array, &views[held], a->write ? PyBUF_CONTIG : PyBUF_CONTIG_RO) < 0) break;
+        if (views[held].itemsize != a->size || views[held].len != a->count * a->size) {
+            PyErr_Format(PyExc_ValueError, "%s has %zd bytes, not %zd", a->name, views[held].len, a->count * a->size);
+            PyBuffer_Release(&views[held]);
+            break;
         }
-        *fields[held].to = views[held].buf;
+        memcpy(a->to, &views[held].buf, sizeof(void *));
     }
-    int failed;
-    Py_BEGIN_ALLOW_THREADS
-    failed = run(&s, back);
-    Py_END_ALLOW_THREADS
-    result = failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
-end:
-    while (held > 0) PyBuffer_Release(&views[--held]);
-    return result;
-}
-
-static PyObject *scan_forward(PyObject *self, PyObject *args) { return scan(args, 0); }
-static PyObject *scan_backward(PyObject *self, PyObject *args) { return scan(args, 1); }
-
-// Arrays of `size` float32 a row: `wide` of them of so many rows, then one single row.
-static PyObject *rows_of(PyObject *args, int wide) {
-    PyObject *arrays[4] = {0};
-    if (!PyArg_UnpackTuple(args, "rows", wide + 1, wide + 1, arrays, arrays + 1, arrays + 2, arrays + 3)) return NULL;
-    Py_buffer views[4];
-    int held = 0, good = 1;
-    for (; held <= wide; held++)
-        if (PyObject_GetBuffer(arrays[held], &views[held], held == wide - 1 || held == 3 ? PyBUF_CONTIG : PyBUF_CONTIG_RO) < 0) break;
-    if (held > wide) {
-        N size = views[wide].len / 4, rows = size ? views[0].len / 4 / size : 0;
-        for (int i = 0; i <= wide; i++) good &= views[i].itemsize == 4 && views[i].len == (i < wide ? rows : 1) * size * 4;
-        if (!good) PyErr_SetString(PyExc_ValueError, "contiguous float32 arrays [rows, size] and one [size] are needed");
-        else if (wide == 1) bias_tanh(rows, size, views[0].buf, views[1].buf);
-        else tanh_back(rows, size, views[0].buf, views[1].buf, views[2].buf, views[3].buf);
+    if (held == count) {
+        Py_BEGIN_ALLOW_THREADS
+        failed = work(s);
+        Py_END_ALLOW_THREADS
+        if (failed) PyErr_NoMemory();
     }
     while (held > 0) PyBuffer_Release(&views[--held]);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *scan_bias_tanh(PyObject *self, PyObject *args) { return rows_of(args, 1); }
-static PyObject *scan_tanh_back(PyObject *self, PyObject *args) { return rows_of(args, 3); }
+static int sizes(PyObject *args, Scan *s) {
+    if (!PyArg_ParseTuple(args, "nnnnn", &s->gates, &s->steps, &s->rows, &s->inputs, &s->size)) return 0;
+    if (s->gates == 3 || s->gates == 4) return 1;
+    PyErr_SetString(PyExc_ValueError, "3 gates (GRU) or 4 (LSTM) are needed");
+    return 0;
+}
+
+static PyObject *scan_forward(PyObject *self, PyObject *args, PyObject *given) {
+    Scan s = {0};
+    if (!sizes(args, &s)) return NULL;
+    N at = s.steps * s.rows, width = s.gates * s.size, flat = at * s.size, lstm = s.gates == 4;
+    Array arrays[] = {
+        {"x", &s.x, at * s.inputs, 4, READ},           {"w_in", &s.w_in, s.inputs * width, 4, READ},
+        {"bias", &s.bias, width, 4, READ},             {"w_state", &s.w_state, s.size * width, 4, READ},
+        {"fresh", &s.fresh, at, 1, READ},              {"state", &s.state, s.rows * s.size * (lstm ? 2 : 1), 4, READ},
+        {"before", &s.before, flat, 4, WRITE},         {"act", &s.act, at * width, 4, WRITE},
+        {"extra", &s.extra, flat, 4, WRITE},           {"cells", &s.cells, lstm ? flat : 0, 4, WRITE},
+        {"out", &s.out, flat, 4, WRITE},
+    };
+    return call(forward, &s, given, arrays, sizeof arrays / sizeof *arrays);
+}
+
+static PyObject *scan_backward(PyObject *self, PyObject *args, PyObject *given) {
+    Scan s = {0};
+    if (!sizes(args, &s)) return NULL;
+    N at = s.steps * s.rows, width = s.gates * s.size, flat = at * s.size, lstm = s.gates == 4;
+    Array arrays[] = {
+        {"w_state", &s.w_state, s.size * width, 4, READ}, {"fresh", &s.fresh, at, 1, READ},
+        {"state", &s.state, s.rows * s.size * (lstm ? 2 : 1), 4, READ},
+        {"before", &s.before, flat, 4, READ},             {"act", &s.act, at * width, 4, READ},
+        {"extra", &s.extra, flat, 4, READ},               {"cells", &s.cells, lstm ? flat : 0, 4, READ},
+        {"grad_out", &s.grad_out, flat, 4, READ},         {"grad", &s.grad, at * width, 4, WRITE},
+        {"grad_new", &s.grad_new, lstm ? 0 : flat, 4, WRITE},
+    };
+    return call(backward, &s, given, arrays, sizeof arrays / sizeof *arrays);
+}
+
+static PyObject *scan_bias_tanh(PyObject *self, PyObject *args) {
+    Py_buffer y, bias;
+    if (!PyArg_ParseTuple(args, "w*y*", &y, &bias)) return NULL;
+    N size = bias.len / 4, rows = size ? y.len / 4 / size : 0;
+    if (y.itemsize == 4 && bias.itemsize == 4 && y.len == rows * size * 4) bias_tanh(rows, size, y.buf, bias.buf);
+    else PyErr_SetString(PyExc_ValueError, "float32 arrays [rows, size] and [size] are needed");
+    PyBuffer_Release(&y);
+    PyBuffer_Release(&bias);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
 
 static PyMethodDef methods[] = {
-    {"forward", scan_forward, METH_VARARGS, "forward(gates, cores, steps, rows, inputs, size, arrays)"},
-    {"backward", scan_backward, METH_VARARGS, "backward(gates, cores, steps, rows, inputs, size, arrays)"},
+    {"forward", (PyCFunction)scan_forward, METH_VARARGS | METH_KEYWORDS, "forward(gates, steps, rows, inputs, size, **arrays)"},
+    {"backward", (PyCFunction)scan_backward, METH_VARARGS | METH_KEYWORDS, "backward(gates, steps, rows, inputs, size, **arrays)"},
     {"bias_tanh", scan_bias_tanh, METH_VARARGS, "bias_tanh(y, bias): y becomes tanh(y + bias)"},
-    {"tanh_back", scan_tanh_back, METH_VARARGS, "tanh_back(grad, y, out, sum): out = grad (1 - y y), and its sum over rows"},
     {NULL, NULL, 0, NULL},
 };
 

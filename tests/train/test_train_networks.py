@@ -7,86 +7,85 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from envfleet.errors import BadArgument
-from envfleet.networks import fused_mlp, recurrent
+from envfleet.networks import numpy_actor, recurrent
 from envfleet.networks.action_heads import Actions
 from envfleet.networks.actor_critic import ActorCritic, Encoder, NetworkConfig, flatten_parameters
 from envfleet.networks.features import Features
-from envfleet.networks.fused_mlp import DenseStack
 from envfleet.networks.network_policy import NotFinite, Policy
-from envfleet.networks.recurrent import Recurrent, _gru_loop, _lstm_loop
+from envfleet.networks.numpy_actor import NumpyActor
+from envfleet.networks.recurrent import Recurrent
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 
 
-@pytest.fixture(params=["compiled", "numpy"])
+@pytest.fixture(params=["compiled", "python"])
 def way(request, monkeypatch):
-    """Both ways through the layers on CPU: in C where it was built, and in NumPy."""
-    if request.param == "numpy":
+    """Both ways through the layers on CPU: in C where it was built, and in NumPy and PyTorch."""
+    if request.param == "python":
         monkeypatch.setattr(recurrent, "COMPILED", None)
-        monkeypatch.setattr(fused_mlp, "COMPILED", None)
+        monkeypatch.setattr(numpy_actor, "COMPILED", None)
     elif recurrent.COMPILED is None:
         pytest.skip("envfleet._scan is not built")
     return request.param
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.ELU])
-@pytest.mark.parametrize("rows", [3, 300])  # below and above the size from which tanh takes another way
-def test_dense_stack_equals_modules(activation, rows, way):
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+@pytest.mark.parametrize("rows", [1, 3, 300])
+def test_numpy_actor_equals_the_modules(activation, rows, way):
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(5, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 2))
-    x = torch.randn(rows, 5, requires_grad=True)
-    weight = torch.randn(rows, 2)
-    ours = DenseStack(layers)(x)
-    theirs = layers(x)
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    parameters = [x, *layers.parameters()]
-    got = torch.autograd.grad((ours * weight).sum(), parameters)
-    wanted = torch.autograd.grad((theirs * weight).sum(), parameters)
-    for ours_, theirs_ in zip(got, wanted):
-        torch.testing.assert_close(ours_, theirs_, atol=1e-4, rtol=1e-4)
+    net = ActorCritic(VECTOR, spaces.Discrete(3), NetworkConfig(hidden=(32, 32), activation=activation))
+    x = torch.randn(rows, 5)
+    ours, _ = NumpyActor(net)(x.numpy(), None)
+    wanted, _ = net.act({"vector": x}, torch.zeros(rows, 0))
+    torch.testing.assert_close(torch.from_numpy(ours), wanted.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 @pytest.mark.parametrize("cores", [1, 2])
-def test_recurrent_scan_equals_the_loop_in_torch(kind, cores, way):
+def test_recurrent_layers_equal_torchs_own_where_nothing_restarts(kind, cores, way):
     torch.manual_seed(0)
     layer = Recurrent(kind, 4, 6, cores)
     with torch.no_grad():
         layer.b_in.normal_()
-    inputs = torch.randn(cores, 9, 3, 4, requires_grad=True)
-    state = torch.randn(cores, 3, layer.width)
-    fresh = torch.rand(9, 3) < 0.3
-    outputs, states = layer.run(inputs, state, fresh)
-    gates = torch.baddbmm(layer.b_in, inputs.reshape(cores, 27, 4), layer.w_in).view(cores, 9, 3, -1)
-    loop = _gru_loop if kind == "gru" else _lstm_loop
-    wanted, cells = loop(gates, layer.w_state, state, (~fresh).float())
-    torch.testing.assert_close(outputs, wanted, atol=1e-5, rtol=1e-5)
-    if cells is not None:
-        torch.testing.assert_close(states[..., 6:], cells, atol=1e-5, rtol=1e-5)
+    inputs, state = torch.randn(cores, 9, 3, 4, requires_grad=True), torch.randn(cores, 3, layer.width)
+    outputs, states = layer(inputs, state, torch.zeros(9, 3, dtype=torch.bool))
     weight = torch.randn_like(outputs)
-    parameters = [inputs, layer.w_in, layer.w_state, layer.b_in]
-    for ours, theirs in zip(
-        torch.autograd.grad((outputs * weight).sum(), parameters),
-        torch.autograd.grad((wanted * weight).sum(), parameters),
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    (by_inputs,) = torch.autograd.grad((outputs * weight).sum(), inputs)
+    # torch.nn.LSTM has its gates in the order input, forget, candidate, output.
+    order = torch.arange(18) if kind == "gru" else torch.arange(24).view(4, 6)[[0, 1, 3, 2]].flatten()
+    for core in range(cores):
+        theirs = (torch.nn.GRU if kind == "gru" else torch.nn.LSTM)(4, 6)
+        with torch.no_grad():
+            theirs.weight_ih_l0.copy_(layer.w_in[core].T[order])
+            theirs.weight_hh_l0.copy_(layer.w_state[core].T[order])
+            theirs.bias_ih_l0.copy_(layer.b_in[core, 0][order])
+            theirs.bias_hh_l0.zero_()
+        hidden, cell = state[core, None, :, :6].contiguous(), state[core, None, :, 6:].contiguous()
+        wanted, last = theirs(inputs[core], hidden if kind == "gru" else (hidden, cell))
+        torch.testing.assert_close(outputs[core], wanted, atol=1e-5, rtol=1e-5)
+        end = last[0] if kind == "gru" else torch.cat([last[0][0], last[1][0]], dim=-1)
+        torch.testing.assert_close(states[core, -1], end.detach(), atol=1e-5, rtol=1e-5)
+        (gradient,) = torch.autograd.grad((wanted * weight[core]).sum(), inputs)
+        torch.testing.assert_close(by_inputs[core], gradient[core], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.skipif(recurrent.COMPILED is None, reason="envfleet._scan is not built")
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 10, 16])  # every remainder of the blocks that C works in
 @pytest.mark.parametrize("size", [5, 16, 24])
-def test_compiled_scan_equals_numpy(kind, rows, size, monkeypatch):
+def test_compiled_scan_equals_the_loop_in_torch(kind, cores, rows, size, monkeypatch):
     torch.manual_seed(rows)
-    layer = Recurrent(kind, 3, size, 2)
-    inputs, state = torch.randn(2, 6, rows, 3, requires_grad=True), torch.randn(2, rows, layer.width)
-    fresh, weight = torch.rand(6, rows) < 0.3, torch.randn(2, 6, rows, size)
+    layer = Recurrent(kind, 3, size, cores)
+    with torch.no_grad():
+        layer.b_in.normal_()
+    inputs, state = torch.randn(cores, 6, rows, 3, requires_grad=True), torch.randn(cores, rows, layer.width)
+    fresh, weight = torch.rand(6, rows) < 0.3, torch.randn(cores, 6, rows, size)
 
     def run():
-        outputs, states = layer.run(inputs, state, fresh)
+        outputs, states = layer(inputs, state, fresh)
         gradients = torch.autograd.grad((outputs * weight).sum(), [inputs, layer.w_in, layer.w_state, layer.b_in])
         return [outputs.detach(), states, *gradients]
 
@@ -100,23 +99,25 @@ def test_scan_keeps_nan_and_refuses_what_does_not_fit(way):
     layer = Recurrent("gru", 2, 4)
     x = torch.zeros(1, 3, 2, 2)
     x[0, 1, 0, 0] = torch.nan
-    outputs, _ = layer.run(x, layer.initial(2), torch.zeros(3, 2, dtype=torch.bool))
+    outputs, _ = layer(x, torch.zeros(1, 2, layer.width), torch.zeros(3, 2, dtype=torch.bool))
     assert outputs.isnan().any(-1)[0].tolist() == [[False, False], [True, False], [True, False]]
     if way == "compiled":
-        with pytest.raises(ValueError, match="array 0 has 1 bytes, not 6"):
-            recurrent.COMPILED.forward(3, 1, 3, 2, 2, 4, (np.zeros(1, bool),) + (np.zeros(1, np.float32),) * 10)
-        with pytest.raises(ValueError, match="contiguous float32"):
-            fused_mlp.COMPILED.bias_tanh(np.zeros((2, 3)), np.zeros(3))
-        with pytest.raises(ValueError, match="contiguous float32"):
-            fused_mlp.COMPILED.tanh_back(
-                *[np.zeros((2, 3), np.float32)] * 2, np.zeros((1, 3), np.float32), np.zeros(3, np.float32)
-            )
+        with pytest.raises(TypeError, match="the array w_in is missing"):
+            recurrent.COMPILED.forward(3, 3, 2, 2, 4, x=np.zeros((3, 2, 2), np.float32))
+        with pytest.raises(ValueError, match="x has 8 bytes, not 48"):
+            recurrent.COMPILED.forward(3, 3, 2, 2, 4, x=np.zeros(2, np.float32))
+        with pytest.raises(ValueError, match="3 gates"):
+            recurrent.COMPILED.backward(5, 3, 2, 2, 4)
+        with pytest.raises(ValueError, match="float32 arrays"):
+            recurrent.COMPILED.bias_tanh(np.zeros((2, 3)), np.zeros(3))
+        with pytest.raises(ValueError, match="float32 arrays"):
+            recurrent.COMPILED.bias_tanh(np.zeros((2, 3), np.float32), np.zeros(4, np.float32))
 
 
 def test_saturated_gates_stay_finite(way):
     layer = Recurrent("lstm", 1, 4)
     x = torch.tensor([1e30, -1e30, 500.0, -500.0]).view(1, 1, 4, 1)
-    outputs, _ = layer.run(x, layer.initial(4), torch.zeros(1, 4, dtype=torch.bool))
+    outputs, _ = layer(x, torch.zeros(1, 4, layer.width), torch.zeros(1, 4, dtype=torch.bool))
     assert outputs.isfinite().all() and outputs.abs().max() <= 1
 
 
@@ -125,8 +126,8 @@ def test_a_fresh_row_forgets():
     x = torch.randn(1, 6, 2, 2)
     fresh = torch.zeros(6, 2, dtype=torch.bool)
     fresh[3, 0] = True
-    outputs, _ = layer.run(x, torch.randn(1, 2, 4), fresh)
-    alone, _ = layer.run(x[:, 3:, :1], layer.initial(1), torch.zeros(3, 1, dtype=torch.bool))
+    outputs, _ = layer(x, torch.randn(1, 2, 4), fresh)
+    alone, _ = layer(x[:, 3:, :1], torch.zeros(1, 1, layer.width), torch.zeros(3, 1, dtype=torch.bool))
     torch.testing.assert_close(outputs[:, 3:, :1], alone)
 
 

@@ -1,7 +1,7 @@
 """Action distributions as plain functions: sampled in NumPy while acting, scored in PyTorch while learning.
 
-`torch.distributions` builds and validates objects at every call, which costs a small network more than its matrix
-products; the four families PPO needs are a few lines each.
+`torch.distributions` builds objects at every call, which makes a whole update of a small network about 10 % slower even
+without its validation; the families that PPO needs are a few lines each.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Actions:
 
 
 def _score_categorical(logits: torch.Tensor, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    from envfleet.networks.categorical import Categorical
-
-    scored: tuple[torch.Tensor, torch.Tensor] = Categorical.apply(logits, raw)  # type: ignore[no-untyped-call]
-    return scored
+    log_p = logits.log_softmax(-1)
+    # A masked action has probability exactly 0 and a finite (-1e9) logarithm, so 0 * log 0 is 0 here.
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(-1, raw.unsqueeze(-1)).squeeze(-1), entropy

@@ -1,4 +1,8 @@
-"""From observations of any fixed-shape space to what a network eats: one flat vector, and pictures."""
+"""From observations of any fixed-shape space to the inputs of a network: one flat vector, and pictures.
+
+A centralised critic also reads the whole environment's `state()`. Learning then sees observations that carry it:
+`{OWN: the agent's own observation, CENTRAL: the state}`. Acting sees the own observation alone.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ from numpy.typing import NDArray
 from envfleet.errors import BadArgument
 
 MASK_KEY = "action_mask"
+OWN, CENTRAL = "own observation", "state()"
 SMALLEST = 5  # pixels: below, the convolutions have nothing to slide over (a board of 3 x 3), and a picture is a vector
 
 Inputs = dict[str, NDArray[Any]]
-"""`vector` [..., D] float32 when there is one, and `image0`, `image1`, … [..., C, H, W] as the environment gave them."""
+"""`vector` [..., D] float32 when there is one, `image0`, `image1`, … [..., C, H, W] as the environment gave them, and
+`central` [..., S] float32 where the state comes along."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Leaf:
     shape: tuple[int, ...]  # of a picture: (C, H, W); otherwise as in the space
     counts: tuple[int, ...] = ()  # of "onehot": number of values per entry
     start: tuple[int, ...] = ()  # of "onehot": smallest value per entry
+    add_channel_axis: bool = False  # of a picture: the space has two dimensions
     channels_last: bool = False
     scale: float = 1.0  # of a picture: what divides it to reach 0..1
 
@@ -43,9 +50,13 @@ class Features:
         >>> features = Features(space)
         >>> features({"pos": np.zeros((5, 2)), "door": np.ones(5, int)})["vector"].shape
         (5, 5)
+        >>> features = Features(gym.spaces.Box(-1, 1, (2,)), state_space=gym.spaces.Box(-1, 1, (3, 2)))
+        >>> inputs = features({OWN: np.zeros((5, 2)), CENTRAL: np.zeros((5, 3, 2))})
+        >>> inputs["vector"].shape, inputs["central"].shape, sorted(features(np.zeros((5, 2))))
+        ((5, 2), (5, 6), ['vector'])
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: gym.Space[Any], state_space: gym.Space[Any] | None = None) -> None:
         self.space = space
         self.has_mask = isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces
         leaves = list(_leaves(space, ()))
@@ -54,22 +65,31 @@ class Features:
         self.vector_size = sum(leaf.size for leaf in self.vector_leaves)
         self.image_shapes = tuple(leaf.shape for leaf in self.image_leaves)
         self.image_scales = tuple(leaf.scale for leaf in self.image_leaves)
-        only = self.vector_leaves[0] if len(self.vector_leaves) == 1 and not self.image_leaves else None
-        self._flat = only is not None and only.path == () and only.kind == "box" and len(only.shape) == 1
+        is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+        self._flat = is_vector and state_space is None  # nothing to take apart
         if not leaves:
             raise BadArgument(f"the observation space {space} has nothing a network could read")
+        if state_space is not None and not isinstance(state_space, gym.spaces.Box):
+            raise BadArgument(f"a centralised critic reads states that are arrays; state() is of {state_space}")
+        self.state_shape = tuple(state_space.shape) if state_space is not None else ()
+        self.state_size = int(np.prod(self.state_shape, dtype=int)) if state_space is not None else 0
 
     def __call__(self, observation: Any) -> Inputs:
         """Read observations with any leading axes ([slot] while acting, [step, slot] while learning)."""
-        if self._flat:  # The common case costs one check: it runs at every step.
+        if self._flat:  # the common case, at every step
             return {"vector": np.asarray(observation, dtype=np.float32)}
+        if self._carries_state(observation):
+            state = np.asarray(observation[CENTRAL])
+            lead = state.shape[: state.ndim - len(self.state_shape)]
+            flat = state.astype(np.float32, copy=False).reshape(*lead, self.state_size)
+            return {**self(observation[OWN]), "central": flat}
         inputs: Inputs = {}
         if self.vector_leaves:
             parts = [_read(leaf, _at(observation, leaf.path)) for leaf in self.vector_leaves]
             inputs["vector"] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         for index, leaf in enumerate(self.image_leaves):
             picture = np.asarray(_at(observation, leaf.path))
-            if len(leaf.shape) == 3 and leaf.shape[0] == 1 and leaf.start == (2,):
+            if leaf.add_channel_axis:
                 picture = picture[..., None, :, :]
             elif leaf.channels_last:
                 picture = np.moveaxis(picture, -1, -3)
@@ -80,7 +100,11 @@ class Features:
         """Return the action mask that travels inside a Dict observation, if there is one."""
         if not self.has_mask:
             return None
-        return np.asarray(observation[MASK_KEY]).astype(bool)
+        own = observation[OWN] if self._carries_state(observation) else observation
+        return np.asarray(own[MASK_KEY]).astype(bool)
+
+    def _carries_state(self, observation: Any) -> bool:
+        return bool(self.state_size) and isinstance(observation, dict) and OWN in observation
 
 
 def _leaves(space: gym.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
@@ -112,7 +136,7 @@ def _box_leaf(space: gym.spaces.Box, path: tuple[str | int, ...]) -> Leaf:
     is_bytes = space.dtype == np.uint8
     scale = 255.0 if is_bytes else 1.0
     if len(shape) == 2 and is_bytes:
-        return Leaf(path, "image", 0, (1, *shape), start=(2,), scale=scale)
+        return Leaf(path, "image", 0, (1, *shape), add_channel_axis=True, scale=scale)
     if len(shape) == 3:
         # The channel axis is the short one: (84, 84, 3) and (4, 84, 84) are both common.
         channels_last = shape[2] < shape[0]

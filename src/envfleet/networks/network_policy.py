@@ -1,4 +1,4 @@
-"""A network that acts: batched over slots, with the memory of every slot, in NumPy wherever that is faster."""
+"""A network that acts: batched over slots, with the memory of every slot."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from envfleet.errors import FleetError
 from envfleet.networks.actor_critic import ActorCritic
 from envfleet.networks.features import MASK_KEY, Inputs
-from envfleet.networks.fused_mlp import DenseStack, layer
-from envfleet.networks.recurrent import step
+from envfleet.networks.numpy_actor import NumpyActor
 from envfleet.rollout.policy_protocol import Answer, Ask
 
 Array = NDArray[np.float32]
@@ -37,8 +36,7 @@ class Normaliser(Protocol):
 class Policy:
     """Chooses actions for any subset of slots and remembers each slot's state.
 
-    On CPU and without pictures the actor runs in NumPy on the very memory of the PyTorch parameters: nothing is
-    copied when they change, and a call costs a third of PyTorch's.
+    On CPU and without pictures the actor runs in NumPy (`NumpyActor`), elsewhere in PyTorch.
 
     Example:
         >>> import gymnasium as gym
@@ -69,8 +67,7 @@ class Policy:
         self.state: Array = np.zeros((num_slots, width), np.float32)
         self.version = 0  # counts updates; the collector writes it beside every action
         self._same = net.actions.raw_is_env
-        self._in_numpy = net.device.type == "cpu" and not net.features.image_shapes
-        self._mirror = ActorMirror(net) if self._in_numpy else None
+        self._numpy_actor = NumpyActor(net) if NumpyActor.fits(net) else None
 
     def fork(self, num_slots: int, rng: np.random.Generator | None) -> Policy:
         """Return a policy with the same network and statistics, and with memory and random numbers of its own."""
@@ -127,8 +124,8 @@ class Policy:
         return self.net.actions.to_env(raw), raw
 
     def _run(self, inputs: Inputs, state: Array | None) -> tuple[Array, Array | None]:
-        if self._mirror is not None:
-            return self._mirror(inputs["vector"], state)
+        if self._numpy_actor is not None:
+            return self._numpy_actor(inputs["vector"], state)
         device = self.net.device
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(np.ascontiguousarray(value)).to(device) for name, value in inputs.items()}
@@ -136,31 +133,3 @@ class Policy:
             before = torch.zeros(rows, 0, device=device) if state is None else torch.from_numpy(state).to(device)
             outputs, after = self.net.act(tensors, before)
             return outputs.cpu().numpy(), after.cpu().numpy()
-
-
-class ActorMirror:
-    """The actor's forward pass in NumPy, on views of the PyTorch parameters."""
-
-    def __init__(self, net: ActorCritic) -> None:
-        encoder = net.actor_encoder.layers
-        assert encoder is not None
-        self._before = DenseStack(encoder).views
-        self._after = DenseStack(net.actor_layers, net.actor_head).views
-        self._core: tuple[str, Array, Array, Array] | None = None
-        if net.num_cores == 2:
-            core = net.core
-            assert core is not None
-            arrays = [p.detach()[0].numpy() for p in (core.w_in, core.b_in, core.w_state)]
-            self._core = (core.kind, arrays[0], arrays[1], arrays[2])
-
-    def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
-        """Run rows [k, D] with the actor's states [k, W]."""
-        for weight, bias, activation in self._before:
-            x = layer(x, weight, bias, activation)
-        if self._core is not None:
-            kind, w_in, b_in, w_state = self._core
-            assert state is not None
-            x, state = step(kind, x, w_in, b_in, w_state, state)
-        for weight, bias, activation in self._after:
-            x = layer(x, weight, bias, activation)
-        return x, state

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.multiagent.policy_map import Assignment, part_of
-from envfleet.networks.central_inputs import CENTRAL, OWN
-from envfleet.networks.features import MASK_KEY
+from envfleet.networks.features import CENTRAL, MASK_KEY, OWN
 from envfleet.networks.team import PAST, mask_of
 from envfleet.rollout.segments.agent_segment import STATE, AgentSegment
 from envfleet.rollout.segments.segment import RaggedSegment, Segment

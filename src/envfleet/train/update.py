@@ -22,7 +22,7 @@ from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
-from envfleet.train.objective import Coefficients, FlatAdam, PpoLoss, Tensors, UpdateSettings, standardise
+from envfleet.train.objective import Coefficients, FlatAdam, Tensors, UpdateSettings, ppo_loss, standardise
 from envfleet.util.trees import tree_map
 
 ROWS_AT_ONCE = 4096  # pictures are pushed through the network in pieces, or the activations would not fit
@@ -220,12 +220,10 @@ class Learner:
         advantage = batch["advantage"]
         if settings.normalize_advantage:
             advantage = standardise(advantage, scored)
-        loss, report = PpoLoss.apply(  # type: ignore[no-untyped-call]
-            log_prob, entropy, out.value, batch, advantage, scored, now, settings, measure
-        )
+        loss, report = ppo_loss(log_prob, entropy, out.value, batch, advantage, scored, now, settings)
         assert self.flat.grad is not None
         self.flat.grad.zero_()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norm = float(self.flat.grad.norm())
         if not np.isfinite(norm):
             if settings.on_nan == "stop":
@@ -235,10 +233,7 @@ class Learner:
         if norm > settings.max_grad_norm:
             self.flat.grad.mul_(settings.max_grad_norm / (norm + 1e-6))
         self.optimiser.step(now.learning_rate)
-        if not measure:
-            return {}
-        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-        return {**dict(zip(names, report.tolist())), "grad_norm": norm}
+        return {**report(), "grad_norm": norm} if measure else {}
 
 
 class _Shuffled:

@@ -147,7 +147,8 @@ class Fleet:
             self._inside = False
             return self.recv(self._all, copy=copy)
         self._supervisor.look()
-        batch = self._batch(self._all, True) if copy else self._whole
+        # One batch of views serves every step, but Python objects are not views: a batch holds those it was made with.
+        batch = self._batch(self._all, copy) if copy or self.slab.has_mail else self._whole
         self._table.seen[:] = self._table.given
         self._last_slots = self._all
         self._inside = False

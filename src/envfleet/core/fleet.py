@@ -514,7 +514,7 @@ class Fleet:
         if watch.lost is not None:
             raise watch.lost.error()
         for slot in chosen.tolist():
-            if isinstance(results[slot], Failure):
+            if type(results[slot]) is Failure:  # not isinstance: that runs code of the result
                 raise self._supervisor.call_fault(slot, phase, results[slot]).error()
         ordered = chosen if order is None else chosen[np.argsort(order)]
         return tuple(results[slot] for slot in ordered.tolist())

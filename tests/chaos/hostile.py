@@ -65,6 +65,7 @@ def _propagates(pilot: Pilot, ops: dict[int, Op]) -> dict[str, Any]:
     try:
         pilot.fleet.send([256 * op.code + op.payload for op in ops.values()])
     except KeyboardInterrupt:
+        pilot._after_interrupted_send(ops)
         for model in pilot.slots:
             model.murky, model.seen = True, []
         pilot.drain()

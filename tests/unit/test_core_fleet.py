@@ -251,3 +251,26 @@ def test_ready_rows_only(way: str = "serial") -> None:
         assert batch.status.tolist() == [READY] * 3 and "Batch(3 rows" in repr(batch)
         with pytest.raises(AttributeError):
             batch.obs = None
+
+
+class Says(gym.Env[Any, Any]):
+    """Observes how often it was stepped, as text."""
+
+    observation_space = gym.spaces.Text(20)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.count = 0
+        return "0", {}
+
+    def step(self, action: int) -> Any:
+        self.count += 1
+        return str(self.count), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "pipe", "shm"])
+def test_text_observations_are_new_in_every_step_without_a_copy(backend: str) -> None:
+    with ef.make(Says, 3, backend=backend) as fleet:
+        fleet.reset(seed=0)
+        for i in range(1, 5):
+            assert list(fleet.step([0, 0, 0], copy=False).obs) == [str(i)] * 3

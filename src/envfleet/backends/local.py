@@ -46,7 +46,7 @@ class LocalBackend(Backend):
         try:
             return describe(life.env)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            if is_interrupt_here(error):
                 raise
             return Failure.of(error, "init")
 
@@ -130,7 +130,7 @@ class LocalBackend(Backend):
             try:
                 life.close()
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                if is_interrupt_here(error):
                     raise
                 problems.append((life.slot, Failure.of(error, "close")))
         return problems
@@ -138,6 +138,14 @@ class LocalBackend(Backend):
 
 def _given_up(phase: str) -> Failure:
     return Failure(phase, "the slot is quarantined: an earlier call in it was given up, and may still be running", "")
+
+
+def is_interrupt_here(error: BaseException) -> bool:
+    """Whether this is a KeyboardInterrupt in the caller's own thread, which is the caller's.
+
+    By the class: `isinstance` asks the exception for its `__class__`, which is code of the env.
+    """
+    return issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def unwatched(slot: int, phase: str) -> None:

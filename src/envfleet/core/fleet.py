@@ -147,7 +147,8 @@ class Fleet:
             self._inside = False
             return self.recv(self._all, copy=copy)
         self._supervisor.look()
-        batch = self._batch(self._all, True) if copy else self._whole
+        # One batch of views serves every step, but Python objects are not views: a batch holds those it was made with.
+        batch = self._batch(self._all, copy) if copy or self.slab.has_mail else self._whole
         self._table.seen[:] = self._table.given
         self._last_slots = self._all
         self._inside = False
@@ -513,7 +514,7 @@ class Fleet:
         if watch.lost is not None:
             raise watch.lost.error()
         for slot in chosen.tolist():
-            if isinstance(results[slot], Failure):
+            if type(results[slot]) is Failure:  # not isinstance: that runs code of the result
                 raise self._supervisor.call_fault(slot, phase, results[slot]).error()
         ordered = chosen if order is None else chosen[np.argsort(order)]
         return tuple(results[slot] for slot in ordered.tolist())

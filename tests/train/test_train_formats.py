@@ -66,7 +66,7 @@ def test_a_run_of_format_1_is_resumed(name, tmp_path):
 
 
 def test_a_file_of_a_later_format_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("envfleet.train.checkpoint.FORMAT", 9)
+    monkeypatch.setitem(write.__globals__, "FORMAT", 9)
     write(tmp_path / "later.pt", {"weights": np.zeros(1)})
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="format 9, this version reads up to 2: upgrade envfleet"):

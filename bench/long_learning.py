@@ -35,7 +35,7 @@ def main() -> None:
                 found = trainer.evaluate(100)
             told = f"{found.mean_return:9.1f} ± {found.std_return:.1f} (goal {goal:g})"
             print(
-                f"{name:12s} seed {seed}  {told}  {result.sps:,.0f} steps/s, {time.perf_counter() - begin:.0f} s",
+                f"{name:12s} seed {seed}  {told}  {result.steps_per_s:,.0f} steps/s, {time.perf_counter() - begin:.0f} s",
                 flush=True,
             )
 

@@ -8,8 +8,8 @@ from envfleet.remote import Server
 
 
 def main() -> None:
-    first = Server("CartPole-v1", port=0, max_sessions=8, workers=1).start()
-    second = Server("CartPole-v1", port=0, max_sessions=8, workers=1).start()
+    first = Server("CartPole-v1", port=0, max_sessions=8, num_workers=1).start()
+    second = Server("CartPole-v1", port=0, max_sessions=8, num_workers=1).start()
     with ef.make([first.url, second.url], num_envs=6, env_kwargs={"max_steps": 200}) as fleet:
         fleet.reset(seed=0)
         faults = episodes = 0

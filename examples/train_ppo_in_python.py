@@ -17,7 +17,7 @@ if __name__ == "__main__":
     with PPOTrainer(config) as trainer:
         for _ in range(4):
             result = trainer.train_episode_vectorized()
-            print(f"{result.num_steps} steps, {result.n_completed_episodes} episodes ended, {result.sps:,.0f} steps/s")
+            print(f"{result.num_steps} steps, {result.num_episodes} episodes ended, {result.steps_per_s:,.0f} steps/s")
         total = trainer.train()
         print(f"return of the last {len(total.returns)} episodes: {total.mean_return:.1f}")
     agent = load_agent(folder)

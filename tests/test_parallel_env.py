@@ -55,7 +55,7 @@ def test_an_error_in_an_environment_comes_back() -> None:
 def test_a_short_training_runs_in_parallel() -> None:
     try:
         from envfleet.train import PPOConfig, PPOTrainer
-    except ef.BackendMissing as missing:
+    except ef.MissingExtra as missing:
         raise SkipCheck(str(missing)) from missing
     results = []
     for backend in ("serial", "shm"):

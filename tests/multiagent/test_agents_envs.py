@@ -18,7 +18,7 @@ from envfleet.envs import connect4_aec, gridworld
 from envfleet.envs.connect4 import COLUMNS, ROWS
 from envfleet.envs.gridmodel import GridModel
 from envfleet.envs.registry import SHORT_NAMES, resolve_env
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.errors import BadArgument, MissingExtra
 
 SHAPES = [
     {},
@@ -309,7 +309,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
     for name in ("envfleet.envs.gridworld", "envfleet.envs.connect4_aec"):
         monkeypatch.delitem(sys.modules, name)
     for name in ("gridworld-aec", "connect4-aec", "tictactoe", "simple-spread", "pettingzoo:classic/rps_v2"):
-        with pytest.raises(BackendMissing, match=r'pip install "envfleet\[multiagent\]"'):
+        with pytest.raises(MissingExtra, match=r'pip install "envfleet\[multiagent\]"'):
             resolve_env(name)
 
 

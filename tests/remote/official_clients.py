@@ -6,9 +6,8 @@ import time
 
 from openenv.core import GenericEnvClient
 
-from envfleet.errors import ResetNeeded
+from envfleet.errors import EnvError, MessageTimeout, ResetNeeded
 from envfleet.remote.official_clients import as_client
-from envfleet.remote.remote_errors import EnvError, MessageTimeout
 from envfleet.remote.wrapper import OpenEnvGymnasiumWrapper
 
 

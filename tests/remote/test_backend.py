@@ -22,7 +22,7 @@ from envfleet.testing import ChaosProxy
 
 @pytest.fixture(scope="module")
 def cartpole():
-    with Server("CartPole-v1", port=0, max_sessions=16, workers=2) as server:
+    with Server("CartPole-v1", port=0, max_sessions=16, num_workers=2) as server:
         yield server
 
 
@@ -82,7 +82,7 @@ def test_tasks_are_reset_arguments_and_max_steps_truncates(official):
 
 
 def test_faults_are_rows_and_the_run_goes_on():
-    with Server(Misbehaving, port=0, max_sessions=4, workers=4) as server:
+    with Server(Misbehaving, port=0, max_sessions=4, num_workers=4) as server:
         with make_remote(server.url, num_envs=3) as fleet:
             fleet.reset(seed=0)
             batch = fleet.step([0, 1, 0])
@@ -98,7 +98,7 @@ def test_faults_are_rows_and_the_run_goes_on():
 
 
 def test_deadlines_are_enforced_and_the_slot_is_built_anew():
-    with Server(Misbehaving, port=0, max_sessions=4, workers=4, step_timeout_s=3.0) as server:
+    with Server(Misbehaving, port=0, max_sessions=4, num_workers=4, step_timeout_s=3.0) as server:
         with make_remote(server.url, num_envs=2, message_timeout_s=30.0, fleet={"step_timeout_s": 1.0}) as fleet:
             fleet.reset(seed=0)
             batch = fleet.step([0, 2])  # hangs; the server ends it after our own deadline
@@ -112,7 +112,7 @@ def test_deadlines_are_enforced_and_the_slot_is_built_anew():
 
 def test_a_pause_of_the_caller_trips_no_keep_alive():
     with (
-        Server("CartPole-v1", port=0, max_sessions=2, workers=1, ping_s=0.2) as server,
+        Server("CartPole-v1", port=0, max_sessions=2, num_workers=1, ping_s=0.2) as server,
         make_remote(server.url, num_envs=2, ping_interval_s=0.2, ping_timeout_s=0.2) as fleet,
     ):
         fleet.reset(seed=0)

@@ -47,7 +47,7 @@ def fingerprint(value) -> str:
 @pytest.mark.parametrize("backend", ["pipe", "thread"])
 def test_row_for_row_what_a_local_fleet_gives(binary, backend):
     with (
-        Server(Everything, port=0, max_sessions=4, backend=backend, workers=2) as server,
+        Server(Everything, port=0, max_sessions=4, backend=backend, num_workers=2) as server,
         ef.make(Everything, 2, backend="serial") as local,
         ef.make([server.url], num_envs=2, env_kwargs={"binary": binary, "capacity": CapacityTable()}) as remote,
     ):

@@ -13,7 +13,7 @@ from envfleet.remote import AsyncEnvClient, EnvError, HttpEnvClient, Server, ses
 
 @pytest.fixture(scope="module")
 def crowded():
-    with Server(Misbehaving, port=0, max_sessions=4, backend="pipe", workers=1, step_timeout_s=1.5) as server:
+    with Server(Misbehaving, port=0, max_sessions=4, backend="pipe", num_workers=1, step_timeout_s=1.5) as server:
         yield server
 
 
@@ -51,7 +51,7 @@ def test_who_shares_a_lost_process_is_told_and_goes_on(crowded, action, why):
 
 
 def test_the_other_processes_feel_nothing():
-    with Server(Misbehaving, port=0, max_sessions=4, workers=2) as server:
+    with Server(Misbehaving, port=0, max_sessions=4, num_workers=2) as server:
         with HttpEnvClient(server.url) as culprit, HttpEnvClient(server.url) as other:
             mine, theirs = culprit.reset().observation.obs[1], other.reset().observation.obs[1]
             assert mine != theirs, "sessions are dealt out to processes in turn"
@@ -61,7 +61,7 @@ def test_the_other_processes_feel_nothing():
 
 
 def test_an_environment_keeps_its_thread():
-    with Server(Homesick, port=0, max_sessions=6, backend="pipe", workers=1) as server:
+    with Server(Homesick, port=0, max_sessions=6, backend="pipe", num_workers=1) as server:
 
         async def talk(index):
             rng = np.random.default_rng(index)

@@ -7,8 +7,10 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envfleet import errors
 from envfleet.errors import BadArgument
-from envfleet.remote import BadFrame, Endpoint, exact_protocol, message_json, remote_errors, space_codec
+from envfleet.remote import Endpoint, exact_protocol, message_json, space_codec, wire
+from envfleet.remote.exact_protocol import BadFrame
 from envfleet.remote.message_json import MAX_DEPTH
 from envfleet.remote.result import action_payload
 from envfleet.remote.wire import decode, encode, encode_request, parse_result
@@ -294,13 +296,13 @@ def test_exact_results_have_every_field_and_no_other(is_step):
 
 def test_error_codes_have_types():
     def of(code, **more):
-        return remote_errors.from_frame({"code": code, "message": "m", **more}, "http://a")
+        return wire.error_in({"code": code, "message": "m", **more}, "http://a")
 
     full = of("CAPACITY_REACHED", active_sessions=2, max_sessions=2)
-    assert isinstance(full, remote_errors.CapacityReached) and (full.active, full.max) == (2, 2)
-    assert isinstance(of("EXECUTION_ERROR"), remote_errors.EnvError)
+    assert isinstance(full, errors.CapacityReached) and (full.active, full.max) == (2, 2)
+    assert isinstance(of("EXECUTION_ERROR"), errors.EnvError)
     assert of("VALIDATION_ERROR", errors=[1]).details == {"errors": [1]}
-    assert isinstance(of("SESSION_ERROR"), remote_errors.SessionRefused)
+    assert isinstance(of("SESSION_ERROR"), errors.SessionRefused)
     assert of("NEW_ONE").code == "NEW_ONE"
 
 

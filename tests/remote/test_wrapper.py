@@ -12,7 +12,7 @@ from envfleet.testing import ChaosProxy
 
 @pytest.fixture(scope="module")
 def cartpole():
-    with Server("CartPole-v1", port=0, max_sessions=8, workers=2) as server:
+    with Server("CartPole-v1", port=0, max_sessions=8, num_workers=2) as server:
         yield server.url
 
 

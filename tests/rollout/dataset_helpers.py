@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from envfleet.errors import DamagedWarning
 from envfleet.rollout import DatasetWriter, Rollout, iter_rollouts
-from envfleet.util.files import DamagedWarning
 
 
 def episode(number, length=12):

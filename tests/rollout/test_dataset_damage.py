@@ -12,11 +12,10 @@ import pytest
 from dataset_helpers import episode, everything, killed, numbers_on_disk, resumed
 
 from envfleet.cli.main import main
+from envfleet.errors import DamagedWarning, DatasetDamaged, DatasetError, UncheckedWarning
 from envfleet.rollout import DatasetWriter, Rollout, Rollouts, iter_rollouts
 from envfleet.rollout.datasets.episode_codec import Codec
 from envfleet.rollout.datasets.parquet import read_run
-from envfleet.rollout.rollout_errors import DatasetDamaged, DatasetError
-from envfleet.util.files import DamagedWarning, UncheckedWarning
 
 RUN = {"env": "Maze", "seed": 3}
 COUNT = 9

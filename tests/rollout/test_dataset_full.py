@@ -13,10 +13,10 @@ import pytest
 from dataset_helpers import episode, everything, file_limit, killed, numbers_on_disk, resumed
 
 from envfleet.cli.main import main
+from envfleet.errors import DatasetDamaged, DatasetError, WriteFailed
 from envfleet.rollout import DatasetWriter, Rollout, Rollouts, iter_rollouts
 from envfleet.rollout.datasets.episode_codec import Codec
 from envfleet.rollout.datasets.parquet import read_run
-from envfleet.rollout.rollout_errors import DatasetDamaged, DatasetError, DatasetFull
 
 pytest.importorskip("pyarrow")
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ def test_the_limit_at_a_hundred_different_bytes(tmp_path):
                 try:
                     writer.add(episode(number))
                     added.append(number)
-                except DatasetFull:
+                except WriteFailed:
                     failed.append(number)
             if added or any(place.glob("_tail-*")):
                 assert numbers_on_disk(place) == added  # neither less nor more
@@ -59,7 +59,7 @@ def test_a_shard_that_does_not_fit_keeps_its_tail(tmp_path):
         for number in range(9):
             writer.add(episode(number))
         assert numbers_on_disk(tmp_path) == list(range(9)) and not list(tmp_path.glob("shard-*"))
-        with pytest.raises(DatasetFull, match="is safe"):
+        with pytest.raises(WriteFailed, match="is safe"):
             writer.close()
     assert numbers_on_disk(tmp_path) == list(range(9)) and not list(tmp_path.glob(".*"))
     again, told = resumed(tmp_path, shard_episodes=1)
@@ -72,7 +72,7 @@ def test_a_shard_that_does_not_fit_keeps_its_tail(tmp_path):
 def test_resuming_on_a_full_disk_changes_nothing(tmp_path):
     tail = killed(tmp_path, 6)
     before = tail.read_bytes()
-    with file_limit(1000), pytest.raises(DatasetFull):
+    with file_limit(1000), pytest.raises(WriteFailed):
         DatasetWriter(tmp_path, resume=True)
     assert tail.read_bytes() == before and numbers_on_disk(tmp_path) == list(range(6))
     again, told = resumed(tmp_path)
@@ -94,7 +94,7 @@ def test_episodes_without_a_step_are_on_disk_too(tmp_path):
 
     writer = DatasetWriter(tmp_path)
     writer.add(empty(0))
-    with file_limit(100), pytest.raises(DatasetFull):
+    with file_limit(100), pytest.raises(WriteFailed):
         writer.add(empty(1))
     assert [rollout.episode for rollout in iter_rollouts(tmp_path)] == [0] and writer.ids == {0}
     writer._lock.close()  # killed
@@ -142,7 +142,7 @@ import numpy as np
 sys.path.insert(0, sys.argv[2])
 from dataset_helpers import episode, numbers_on_disk
 from envfleet.rollout import DatasetWriter
-from envfleet.rollout.rollout_errors import DatasetFull
+from envfleet.errors import WriteFailed
 
 place = sys.argv[1]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=True)
@@ -157,7 +157,7 @@ for ballast in range(850_000, 1_040_000, 190_000 // int(sys.argv[3])):
         try:
             writer.add(episode(number, 300))
             added.append(number)
-        except DatasetFull:
+        except WriteFailed:
             failed.append(number)
             if len(failed) == 3:
                 assert numbers_on_disk(data, 300) == added

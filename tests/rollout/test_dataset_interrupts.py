@@ -14,9 +14,9 @@ import pytest
 from dataset_helpers import episode, killed, numbers_on_disk, resumed
 
 import envfleet
+from envfleet.errors import DatasetError, FolderBusy
 from envfleet.rollout import DatasetWriter, Rollout, iter_rollouts
 from envfleet.rollout.datasets import store
-from envfleet.rollout.rollout_errors import DatasetBusy, DatasetError
 
 pytest.importorskip("pyarrow")
 SOURCE = str(Path(envfleet.__file__).parent)
@@ -206,7 +206,7 @@ def test_the_owner_of_the_lock_is_named_and_a_dead_one_does_not_block(tmp_path):
     words += [str(tmp_path), str(Path(__file__).parent)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     process.stdout.readline()
-    with pytest.raises(DatasetBusy, match=f"another process is writing to .* \\(process {process.pid} on ") as busy:
+    with pytest.raises(FolderBusy, match=f"another process is writing to .* \\(process {process.pid} on ") as busy:
         DatasetWriter(tmp_path, resume=True)
     assert busy.value.owner["pid"] == process.pid
     process.kill()

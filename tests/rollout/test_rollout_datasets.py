@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rollout_helpers import Counter, stay
 
-from envfleet.errors import BadArgument, FleetClosed
+from envfleet.errors import BadArgument, FleetClosed, FolderBusy
 from envfleet.rollout import (
     DatasetError,
     DatasetWriter,
@@ -183,7 +183,7 @@ def test_misuse_is_told(tmp_path):
         writer.add(make(0))
         with pytest.raises(DatasetError, match="episode 0 is already"):
             writer.add(make(0))
-        with pytest.raises(DatasetError, match="another process is writing"):
+        with pytest.raises(FolderBusy, match="another process is writing"):
             DatasetWriter(tmp_path, run=run, resume=True)
         with pytest.raises(DatasetError, match="one kind"):
             writer.add(make(1, extras={}))

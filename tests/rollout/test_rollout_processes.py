@@ -10,7 +10,7 @@ import pytest
 from rollout_helpers import Counter
 
 from envfleet.errors import BadArgument, FleetClosed, NotPicklable
-from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerDied
+from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerLost
 from envfleet.rollout.executors.process_executor import Call, ProcessWorkers, dumps
 
 
@@ -65,7 +65,7 @@ def test_a_dying_worker_fails_its_own_rollout_only():
     with ParallelRolloutCollector("process", max_workers=2, on_error="skip") as collector:
         rollouts = collector.collect([factory(3), killer, factory(2)], agent)
     assert [r.failed for r in rollouts] == [False, True, False]
-    assert isinstance(rollouts[1].error.__cause__, WorkerDied) and "signal 9" in str(rollouts[1].error)
+    assert isinstance(rollouts[1].error.__cause__, WorkerLost) and "signal 9" in str(rollouts[1].error)
 
 
 def test_errors_of_the_worker_come_back_with_their_address():
@@ -126,7 +126,7 @@ def gone(pid):
 def test_a_call_that_takes_too_long_is_killed_and_the_next_gets_a_new_process(no_leaks):
     with ProcessWorkers(1) as pool:
         first = pool.submit(os.getpid).result()
-        with pytest.raises(WorkerDied, match="longer than"):
+        with pytest.raises(WorkerLost, match="longer than"):
             pool.submit_call(Call(dumps(lambda agent: hang(), "the call"), timeout_s=0.2)).result()
         assert gone(first) and pool.submit(os.getpid).result() != first
 
@@ -136,7 +136,7 @@ def test_shutdown_ends_calls_that_run(no_leaks):
     pid = pool.submit(os.getpid).result()
     stuck = pool.submit(hang)
     assert pool.shutdown(timeout=0.1) and gone(pid)
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerLost):
         stuck.result()
     with pytest.raises(FleetClosed):
         pool.submit(os.getpid)

@@ -17,11 +17,10 @@ import torch
 from train_helpers import Poisoned, config, file_limit
 
 from envfleet.cli.main import main
+from envfleet.errors import CheckpointDamaged, CheckpointError, DamagedWarning, FolderBusy, TrainingStopped, WriteFailed
 from envfleet.train import PPOTrainer, load_agent
 from envfleet.train.checkpoint import Checkpoints, _plain, read
 from envfleet.train.loggers import TableLogger, read_rows
-from envfleet.train.train_errors import CheckpointDamaged, CheckpointError, RunBusy, TrainingStopped
-from envfleet.util.files import DamagedWarning, WriteFailed
 
 ROOT = Path(__file__).parents[2]
 STATE = {"weights": np.arange(600, dtype=np.float32), "numbers": [1, 2.5, None, "text"], "update": 3}
@@ -222,7 +221,7 @@ def test_a_second_trainer_is_refused_and_a_dead_one_does_not_block(tmp_path, cap
         assert main([*WORDS, "--out", str(tmp_path), *more]) == 2
         line = one_line(capsys)
         assert f"another process is training in {tmp_path} (process {first.pid} on " in line
-    with pytest.raises(RunBusy) as busy:
+    with pytest.raises(FolderBusy) as busy:
         PPOTrainer(config(**settings))
     assert busy.value.owner["pid"] == first.pid
     first.stdin.write("\n")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from envfleet.errors import CheckpointError
 from envfleet.train.checkpoint import Checkpoints, read, write
-from envfleet.train.train_errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
 CHILD = """

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from envfleet.util.lazy_names import attach
 
-_PARTS = ("agents", "classic", "flatten", "gymnasium", "sb3", "torchrl")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PARTS:
-        raise AttributeError(f"module 'envfleet.adapters' has no attribute {name!r}")
-    return importlib.import_module(f"envfleet.adapters.{name}")
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -12,13 +12,12 @@ from envfleet.adapters.fleet_view import FleetView
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BackendMissing, EnvFailed
+from envfleet.errors import EnvFailed
+from envfleet.util.extras import from_extra
 from envfleet.util.trees import tree_map
 
-try:
+with from_extra("sb3"):
     from stable_baselines3.common.vec_env import VecEnv
-except ImportError as missing:  # this file is where SB3 is known, and importing it is how one asks for it
-    raise BackendMissing("stable-baselines3", extra="sb3") from missing
 
 Indices = None | int | Iterable[int]
 

@@ -10,16 +10,15 @@ import torch
 from envfleet.adapters.fleet_view import refuse_agents
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.errors import BadArgument
+from envfleet.util.extras import from_extra
 from envfleet.util.trees import tree_map
 
-try:
+with from_extra("torchrl"):
     from tensordict import TensorDict, TensorDictBase
     from torchrl.data import Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase
     from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
-except ImportError as missing:  # this file is where TorchRL is known, and importing it is how one asks for it
-    raise BackendMissing("torchrl", extra="torchrl") from missing
 
 
 class FleetEnv(EnvBase):  # type: ignore[misc]

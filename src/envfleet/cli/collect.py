@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect what is missing; 1 when some episodes failed for good."""
+    from envfleet.errors import WriteFailed
     from envfleet.rollout.datasets.parquet import DatasetWriter
-    from envfleet.rollout.rollout_errors import DatasetFull
 
     count, out = args.num_episodes, args.out
     if out is None:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             _to_minari(args, place, spaces)
         except OSError as error:
             safe = f"all episodes are safe in {place}: the same command converts them"
-            raise DatasetFull(out, error, safe) from error
+            raise WriteFailed(out, error, safe) from error
     where = f"{count - missing} episodes in {out}"
     print(f"{where}; {missing} failed: the same command tries them again" if missing else where)
     return 1 if missing else 0

@@ -17,6 +17,7 @@ from typing import Any
 
 import envfleet
 from envfleet.cli.options import add_shared
+from envfleet.util.extras import EXTRAS
 from envfleet.util.machine import cgroup_quota, usable_cpus
 from envfleet.util.text import first_line
 
@@ -25,23 +26,6 @@ DESCRIPTION = (
     "Looks at the machine, really starts a small fleet with each start method, and names suspicious settings. Exit code 1 "
     "when something does not work."
 )
-
-#: Which packages each extra brings that the core does not need. A test compares the names with pyproject.toml.
-EXTRAS = {
-    "cli": ("rich", "matplotlib"),
-    "train": ("torch", "tensorboard", "pyyaml"),
-    "sb3": ("stable-baselines3",),
-    "torchrl": ("torchrl",),
-    "mujoco": ("mujoco",),
-    "classic": ("pygame-ce",),
-    "box2d": ("box2d",),
-    "video": ("imageio-ffmpeg",),
-    "multiagent": ("pettingzoo", "pygame-ce"),
-    "remote": ("websockets", "uvicorn", "starlette"),
-    "datasets": ("pyarrow",),
-    "minari": ("minari", "h5py"),
-    "wandb": ("wandb",),
-}
 
 _MIB = 1 << 20
 
@@ -64,17 +48,6 @@ class Machine:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_shared(parser, "json")
-
-
-def extra_of(module: str) -> str | None:
-    """The extra that brings a module.
-
-    Example:
-        >>> extra_of("torch.nn"), extra_of("antigravity")
-        ('train', None)
-    """
-    package = module.partition(".")[0].replace("_", "-")
-    return next((extra for extra, names in EXTRAS.items() if package in names), None)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,10 +21,18 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import envfleet
-from envfleet.cli.doctor import extra_of
 from envfleet.cli.options import Help
-from envfleet.errors import BackendMissing, BadArgument, FaultError, FleetError
-from envfleet.util.files import NO_ROOM, DamagedWarning, UncheckedWarning, WriteFailed
+from envfleet.errors import (
+    BadArgument,
+    DamagedWarning,
+    FaultError,
+    FleetError,
+    MissingExtra,
+    UncheckedWarning,
+    WriteFailed,
+)
+from envfleet.util.extras import extra_of
+from envfleet.util.files import NO_ROOM
 from envfleet.util.text import Hint, first_line
 
 #: name -> module
@@ -93,7 +101,7 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
         place = error.filename or "a file"
         return EXIT_NOT_WRITTEN, f"{place} cannot be written ({error.strerror}): make room, then try again"
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
-        return EXIT_ERROR, str(BackendMissing(error.name or "", extra=extra))
+        return EXIT_ERROR, str(MissingExtra(error.name or "", extra=extra))
     return None
 
 

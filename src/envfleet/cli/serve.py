@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     options: dict[str, Any] = {name: getattr(args, name) for name in (*_VALUES, *_LISTS, "backend")}
     env = resolve(args.env, args.env_kwargs) if args.env_kwargs else args.env
-    server = Server(env, workers=args.num_workers, token=read_token(args.token_file), **options)
+    server = Server(env, num_workers=args.num_workers, token=read_token(args.token_file), **options)
     _raise_file_limit()
     server.bind()
     config = server.config

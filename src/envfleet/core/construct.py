@@ -14,7 +14,7 @@ from envfleet.backends.slot_mover import Mover
 from envfleet.core.fleet import Fleet
 from envfleet.core.plan import Plan
 from envfleet.core.supervisor import Policy
-from envfleet.errors import BackendMissing, BadArgument, SpacesDiffer
+from envfleet.errors import BadArgument, MissingExtra, SpacesDiffer
 from envfleet.faults.failure import Loss, init_fault
 from envfleet.multiagent.agent_env import joint_columns
 from envfleet.slots import compiled_core
@@ -64,7 +64,8 @@ def make(
             ParallelEnv or AECEnv), a list of callables with the same spaces, a PettingZoo env to be copied, or the
             address (or addresses) of OpenEnv servers, of which every slot is a session.
         num_envs: how many slots (1 if not given; with a list, its length).
-        backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose.
+        backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose; "remote" is chosen by
+            server addresses; or an object of a backend class (`envfleet.backends.scripted`, or your own).
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
@@ -231,7 +232,7 @@ def _backend(
     if backend == "serial" and num_workers not in (None, 1):
         raise BadArgument(f"backend 'serial' has one worker, the caller; num_workers={num_workers} cannot be")
     if backend in ("pipe", "shm") and not hasattr(os, "fork"):
-        raise BackendMissing(backend, why="This system has no fork; use backend='thread' or 'serial'.")
+        raise MissingExtra(backend, why="This system has no fork; use backend='thread' or 'serial'.")
     kind = load_attribute(BACKENDS[backend], "backend")
     if backend == "serial":
         return kind(), reason

@@ -17,7 +17,7 @@ class Plan:
 
     backend: str
     num_workers: int
-    num_slots: int
+    num_envs: int
     start_method: str | None = None
     reason: str = "asked for"
     #: What has changed since, the latest last: slots that were moved because the machine is busy, or could not be.
@@ -28,4 +28,4 @@ class Plan:
         workers = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
         method = f" ({self.start_method})" if self.start_method else ""
         latest = f"; {self.notes[-1]}" if self.notes else ""
-        return f"{self.backend}{method}, {workers}, {self.num_slots} slots: {self.reason}{latest}"
+        return f"{self.backend}{method}, {workers}, {self.num_envs} slots: {self.reason}{latest}"

@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.errors import BadArgument
+
 
 class PixelCatch(gym.Env[NDArray[np.uint8], np.int64]):
     """A ball falls down a `size` x `size` picture; move the paddle (left, stay, right) under it for +1, else -1.
@@ -26,7 +28,7 @@ class PixelCatch(gym.Env[NDArray[np.uint8], np.int64]):
 
     def __init__(self, size: int = 10, render_mode: str | None = None) -> None:
         if size < 4:
-            raise ValueError(f"PixelCatch(size={size}): at least 4 pixels are needed")
+            raise BadArgument(f"PixelCatch(size={size}): at least 4 pixels are needed")
         self.size = size
         self.render_mode = render_mode
         self.observation_space = gym.spaces.Box(0, 255, (size, size, 1), np.uint8)

@@ -7,13 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from envfleet.errors import BackendMissing
+from envfleet.util.extras import from_extra
 
-try:
+with from_extra("multiagent"):
     from pettingzoo import ParallelEnv
     from pettingzoo.utils.conversions import parallel_to_aec
-except ImportError as missing:
-    raise BackendMissing("pettingzoo", extra="multiagent") from missing
 
 
 class Crowd(ParallelEnv[str, Any, Any]):  # type: ignore[misc]

@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.errors import BadArgument
+
 
 class HideColumns(
     gym.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.float32]], gym.utils.RecordConstructorArgs
@@ -25,7 +27,7 @@ class HideColumns(
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            raise ValueError(f"HideColumns needs a flat Box observation, not {space}")
+            raise BadArgument(f"HideColumns needs a flat Box observation, not {space}")
         self._keep = np.array(keep)
         self.observation_space = gym.spaces.Box(space.low[self._keep], space.high[self._keep], dtype=np.float32)
 

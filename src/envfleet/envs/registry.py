@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.errors import BadArgument, MissingExtra
 
 SHORT_NAMES = {
     "tmaze": "envfleet.envs.tmaze:TMaze",
@@ -35,9 +35,9 @@ SHORT_NAMES = {
 MULTIAGENT = ("pettingzoo", "mpe2")
 
 
-def missing_multiagent(package: str) -> BackendMissing:
+def missing_multiagent(package: str) -> MissingExtra:
     """The error for a package of multi-agent environments that is not installed."""
-    return BackendMissing(package, extra="multiagent")
+    return MissingExtra(package, extra="multiagent")
 
 
 def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
@@ -81,7 +81,7 @@ def _load(name: str, target: str) -> str | Callable[..., Any]:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except BackendMissing:
+    except MissingExtra:
         raise
     except ImportError as error:
         if error.name in MULTIAGENT:

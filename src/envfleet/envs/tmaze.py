@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.errors import BadArgument
+
 RIGHT, UP, LEFT, DOWN = range(4)
 
 
@@ -30,7 +32,7 @@ class TMaze(gym.Env[NDArray[np.float32], np.int64]):
 
     def __init__(self, length: int = 10) -> None:
         if length < 1:
-            raise ValueError(f"TMaze(length={length}): the corridor needs at least one cell")
+            raise BadArgument(f"TMaze(length={length}): the corridor needs at least one cell")
         self.length = length
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = gym.spaces.Discrete(4)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, ConnectFailed, Unauthorized
 from envfleet.remote.client_config import ClientConfig
 from envfleet.remote.message_json import load_bytes
-from envfleet.remote.remote_errors import ConnectFailed, Unauthorized
 from envfleet.remote.request_gate import is_loopback
 
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}

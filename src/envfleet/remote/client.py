@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from envfleet import errors
 from envfleet.errors import FleetError, ResetNeeded
-from envfleet.remote import exact_protocol, remote_errors, wire
+from envfleet.remote import exact_protocol, wire
 from envfleet.remote.address import endpoints_of, get_json
 from envfleet.remote.answer_check import Witness
 from envfleet.remote.client_config import ClientConfig, ClientStats
 from envfleet.remote.connecting import Opener
-from envfleet.remote.exact_protocol import BadFrame, Message
+from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
 from envfleet.remote.result import Fields, StepResult, action_payload
 from envfleet.remote.session_queue import shared_table
 
@@ -98,7 +99,7 @@ class AsyncEnvClient:
         self._enter()
         try:
             if not self._running:
-                raise ResetNeeded([0], "call reset() first (also after an interruption)")
+                raise ResetNeeded(hint="call reset() first (also after an interruption)")
             if type(action) is dict:
                 payload = action
             else:
@@ -137,7 +138,7 @@ class AsyncEnvClient:
             if self._last_state is not None:
                 return self._last_state
             if self._link is None:
-                raise ResetNeeded([0])
+                raise ResetNeeded()
             return await self._state(timeout_s)
         finally:
             self._busy = False
@@ -160,7 +161,7 @@ class AsyncEnvClient:
 
     def _enter(self) -> None:
         if self._busy:
-            raise remote_errors.ClientBusy()
+            raise errors.ClientBusy()
         self._busy = True
 
     async def _find_action_name(self, action: Any) -> str:
@@ -189,7 +190,7 @@ class AsyncEnvClient:
 
         try:
             result: StepResult = await self._request(kind, data, "observation", parse, timeout_s)
-        except remote_errors.ServerError:
+        except errors.ServerError:
             if witness is not None:
                 witness.failed()
             raise
@@ -200,7 +201,7 @@ class AsyncEnvClient:
             witness.stepped()
         verdict = witness.watch(result.observation, repeated)
         if verdict == "duplicate" or (repeated and self.config.repeats == "fault"):
-            raise self._broken(remote_errors.ProtocolBroken, "an answer came a second time")
+            raise self._broken(errors.ProtocolBroken, "an answer came a second time")
         if is_step and result.done:
             return result  # `step` checks at the end
         if verdict == "check" or result.done:
@@ -221,14 +222,14 @@ class AsyncEnvClient:
         self.stats.checks += 1
         try:
             state = await self._state(timeout_s)
-        except remote_errors.ServerError as error:
+        except errors.ServerError as error:
             if witness.has_state:
-                raise self._broken(remote_errors.ProtocolBroken, f"state was answered with {error}") from None
+                raise self._broken(errors.ProtocolBroken, f"state was answered with {error}") from None
             return None  # an environment without a usable state cannot be asked
         wrong = witness.disagrees(state) if self.config.step_counts else None
         if wrong is not None:
             hint = "an answer was duplicated or lost (step_counts=False if this server counts otherwise)"
-            raise self._broken(remote_errors.ProtocolBroken, f"{wrong}: {hint}")
+            raise self._broken(errors.ProtocolBroken, f"{wrong}: {hint}")
         return state
 
     async def _check_stateless(self, known: Message, timeout_s: float | None) -> None:
@@ -236,9 +237,7 @@ class AsyncEnvClient:
         self.stats.checks += 1
         mark = await self._request("state", None, known.kind, lambda message: message.mark, timeout_s)
         if mark != known.mark:
-            raise self._broken(
-                remote_errors.ProtocolBroken, "an answer came a second time, and the next is out of turn"
-            )
+            raise self._broken(errors.ProtocolBroken, "an answer came a second time, and the next is out of turn")
 
     async def _state(self, timeout_s: float | None) -> Fields:
         def parse(message: Message) -> Fields:
@@ -264,25 +263,25 @@ class AsyncEnvClient:
                 return parse(answer)
             if answer.kind != "error":
                 raise BadFrame(f"{answer.kind[:40]!r} is no answer to {kind}")
-            failure = remote_errors.from_frame(answer.data, self._url)
+            failure = wire.error_in(answer.data, self._url)
         except TimeoutError:
-            raise self._broken(remote_errors.MessageTimeout, f"no answer to {kind} in {timeout_s:g} s") from None
-        except remote_errors.Closed as error:
-            broken = remote_errors.MessageTooBig if error.too_big else remote_errors.SessionLost
+            raise self._broken(errors.MessageTimeout, f"no answer to {kind} in {timeout_s:g} s") from None
+        except Closed as error:
+            broken = errors.MessageTooBig if error.too_big else errors.SessionLost
             why = f"{error}: a message over the limit of bytes" if error.too_big else str(error)
             raise self._broken(broken, why) from None
-        except remote_errors.Unsolicited as error:
+        except Unsolicited as error:
             raise self._unsolicited(error.message) from None
         except BadFrame as error:
-            raise self._broken(remote_errors.ProtocolBroken, str(error)) from None
+            raise self._broken(errors.ProtocolBroken, str(error)) from None
         except BaseException as error:
             # Cancelled (or interrupted) in the middle: the answer may still come, so the socket must go.
-            self._broken(remote_errors.SessionLost, type(error).__name__)
+            self._broken(errors.SessionLost, type(error).__name__)
             raise
         finally:
             self.stats.dropped += link.dropped
             link.dropped = 0
-        if isinstance(failure, (remote_errors.CapacityReached, remote_errors.SessionRefused)):
+        if isinstance(failure, (errors.CapacityReached, errors.SessionRefused)):
             self._drop()
         raise failure
 
@@ -291,26 +290,26 @@ class AsyncEnvClient:
         self._drop()
         self._busy = False
 
-    def refuse(self, why: str) -> remote_errors.ProtocolBroken:
+    def refuse(self, why: str) -> errors.ProtocolBroken:
         """The error for an answer that does not fit the server's own schema; the session is dropped."""
-        error = self._broken(remote_errors.ProtocolBroken, why)
-        assert isinstance(error, remote_errors.ProtocolBroken)
+        error = self._broken(errors.ProtocolBroken, why)
+        assert isinstance(error, errors.ProtocolBroken)
         return error
 
-    def _broken(self, kind: type[remote_errors.SessionInterrupted], why: str) -> remote_errors.SessionInterrupted:
+    def _broken(self, kind: type[errors.SessionInterrupted], why: str) -> errors.SessionInterrupted:
         self.stats.interruptions += 1
         self._drop()
         return kind(self._url, why, self._episode_steps)
 
-    def _unsolicited(self, message: Message) -> remote_errors.RemoteError:
+    def _unsolicited(self, message: Message) -> errors.RemoteError:
         """A server that ends a session on its own (idle, shutting down) says why before it closes."""
         if message.kind != "error":
-            return self._broken(remote_errors.ProtocolBroken, "a frame without a request")
-        failure = remote_errors.from_frame(message.data, self._url)
-        if isinstance(failure, remote_errors.CapacityReached):
+            return self._broken(errors.ProtocolBroken, "a frame without a request")
+        failure = wire.error_in(message.data, self._url)
+        if isinstance(failure, errors.CapacityReached):
             self._drop()
             return failure
-        return self._broken(remote_errors.SessionLost, str(failure))
+        return self._broken(errors.SessionLost, str(failure))
 
     def _drop(self) -> None:
         """Let go of the session at once; the server notices the closed socket."""
@@ -336,7 +335,7 @@ class AsyncEnvClient:
         if state is None and self.keeps_last_state:
             try:
                 state = await self._state(5.0)
-            except remote_errors.RemoteError:
+            except errors.RemoteError:
                 state = None
         self._last_state = state if state is not None else Fields()
         self._running = False

@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from envfleet.remote import remote_errors
+from envfleet import errors
+from envfleet.remote import wire
 from envfleet.remote.address import Endpoint
 from envfleet.remote.client_config import ClientConfig, ClientStats
-from envfleet.remote.exact_protocol import BadFrame, Message
+from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
 from envfleet.remote.session_queue import CapacityTable, Ticket
 
 _log = logging.getLogger("envfleet.remote")
@@ -35,7 +36,7 @@ class Opener:
 
         ticket = self._table.enter(tuple(self._endpoints), wake)
         started = time.monotonic()
-        last: remote_errors.CapacityReached | None = None
+        last: errors.CapacityReached | None = None
         try:
             while True:
                 waited = time.monotonic() - started
@@ -56,20 +57,20 @@ class Opener:
             self._table.leave(ticket)
             self._stats.waited_s += time.monotonic() - started
 
-    def _give_up(self, ticket: Ticket, waited: float, last: remote_errors.CapacityReached | None) -> None:
+    def _give_up(self, ticket: Ticket, waited: float, last: errors.CapacityReached | None) -> None:
         """Raise when there is no point in waiting on, or no time left for it."""
         down = self._table.all_down(ticket.urls)
         if down and waited >= self._config.down_timeout_s:
             reasons = "; ".join(ticket.failures.get(url, "down") for url in ticket.urls)
-            raise remote_errors.ConnectFailed(", ".join(ticket.urls), reasons)
+            raise errors.ConnectFailed(", ".join(ticket.urls), reasons)
         if down and self._table.is_new_outage(ticket.urls):
             wait_s = self._config.down_timeout_s
             _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(ticket.urls), wait_s)
         if not down and waited >= self._config.capacity_timeout_s:
             active, most = (last.active, last.max) if last else (None, None)
-            raise remote_errors.CapacityReached(", ".join(ticket.urls), active, most, round(waited, 3))
+            raise errors.CapacityReached(", ".join(ticket.urls), active, most, round(waited, 3))
 
-    async def _try(self, ticket: Ticket, url: str) -> tuple[Any, str, Message] | remote_errors.CapacityReached | None:
+    async def _try(self, ticket: Ticket, url: str) -> tuple[Any, str, Message] | errors.CapacityReached | None:
         """One try at one server. Connected does not mean served: only an answer to a probe does."""
         from envfleet.remote.link import open_link
 
@@ -78,15 +79,15 @@ class Opener:
             link = await open_link(self._endpoints[url], self._config)
             try:
                 first = await link.ask(link.frame("state"), self._config.connect_timeout_s)
-            except remote_errors.Closed:
+            except Closed:
                 first = link.early() or Message("error", {"message": "closed at once", "code": "SESSION_ERROR"})
-            except remote_errors.Unsolicited as gone:
+            except Unsolicited as gone:
                 first = gone.message
-            failure = remote_errors.from_frame(first.data, url) if first.kind == "error" else None
-            if isinstance(failure, remote_errors.CapacityReached):
+            failure = wire.error_in(first.data, url) if first.kind == "error" else None
+            if isinstance(failure, errors.CapacityReached):
                 raise failure
-            if isinstance(failure, remote_errors.SessionRefused):
-                raise remote_errors.ConnectFailed(url, str(failure))
+            if isinstance(failure, errors.SessionRefused):
+                raise errors.ConnectFailed(url, str(failure))
             if link.is_exact and (first.kind != "state" or not isinstance(first.data, dict)):
                 raise BadFrame(f"{first.kind[:40]!r} is no answer to state")
             # Any other answer, an environment without a usable state included, means there is a session.
@@ -94,13 +95,13 @@ class Opener:
             self._stats.connects += 1
             opened, link = link, None
             return opened, url, first
-        except remote_errors.CapacityReached as full:
+        except errors.CapacityReached as full:
             self._stats.refusals += 1
             self._table.refused(ticket, full.active, full.max)
             return full
-        except remote_errors.Unauthorized:
+        except errors.Unauthorized:
             raise
-        except (remote_errors.ConnectFailed, TimeoutError, BadFrame) as error:
+        except (errors.ConnectFailed, TimeoutError, BadFrame) as error:
             self._table.failed(ticket, getattr(error, "why", str(error)) or "no answer to the first message")
             return None
         finally:

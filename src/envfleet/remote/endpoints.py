@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from envfleet.errors import BackendMissing, FaultError
+from envfleet.errors import FaultError
 from envfleet.remote.message_json import TooDeep, load_bytes
 from envfleet.remote.request_gate import refused_body
 from envfleet.remote.session import reset_arguments, result_data
 from envfleet.remote.space_members import BadAction
+from envfleet.util.extras import from_extra
 
 if TYPE_CHECKING:
     from envfleet.remote.app import App
 
-try:
+with from_extra("remote"):
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
-except ImportError as missing:  # pragma: no cover - depends on the installation
-    raise BackendMissing("starlette", extra="remote") from missing
 
 
 _READING_MORE = 64  # bodies that may be read at once beyond the number of sessions: each holds memory

@@ -44,6 +44,22 @@ class BadFrame(ValueError):
     """A frame that is not one of the protocol's."""
 
 
+class Unsolicited(Exception):
+    """Between link and client: a frame came without a request; it must not answer a later request."""
+
+    def __init__(self, message: Any) -> None:
+        self.message = message
+        super().__init__("a frame without a request")
+
+
+class Closed(Exception):
+    """Between link and client: the connection ended; `too_big` when a size limit was the reason."""
+
+    def __init__(self, why: str, too_big: bool = False) -> None:
+        self.too_big = too_big
+        super().__init__(why)
+
+
 class NoWireForm(BadArgument):
     """A value that cannot be sent: it is no number, text, array or collection of them, or nested too deep."""
 

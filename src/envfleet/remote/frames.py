@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 import struct
 
-from envfleet.errors import BackendMissing
+from envfleet.util.extras import from_extra
 
-try:
+with from_extra("remote"):
     from websockets.frames import apply_mask
-except ImportError as missing:  # pragma: no cover - depends on the installation
-    raise BackendMissing("websockets", extra="remote") from missing
 
 TEXT, BINARY = 0x81, 0x82  # the first byte of an unfragmented, uncompressed text or binary frame
 

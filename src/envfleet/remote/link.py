@@ -8,22 +8,20 @@ import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from envfleet.errors import BackendMissing
+from envfleet.errors import CapacityReached, ConnectFailed, Unauthorized
 from envfleet.remote import exact_protocol, wire
 from envfleet.remote.address import Endpoint
-from envfleet.remote.exact_protocol import BadFrame, Message
+from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
 from envfleet.remote.frames import BINARY, TEXT, client_frame, missing_after, whole_payload
-from envfleet.remote.remote_errors import CapacityReached, Closed, ConnectFailed, Unauthorized, Unsolicited
+from envfleet.util.extras import from_extra
 
 if TYPE_CHECKING:
     from envfleet.remote.client_config import ClientConfig
 
-try:
+with from_extra("remote"):
     from websockets.asyncio.client import ClientConnection, connect
     from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
     from websockets.protocol import State
-except ImportError as missing:  # pragma: no cover - depends on the installation
-    raise BackendMissing("websockets", extra="remote") from missing
 
 _log = logging.getLogger("envfleet.remote.wire")
 # Below INFO `websockets` writes the handshake's headers, and with them the token.

@@ -47,7 +47,7 @@ class LocalEnvClient:
     def step(self, action: Any) -> StepResult:
         """Act: a mapping of fields, a dataclass, a pydantic model, or the value of a one-field action."""
         if self._step_count < 0:
-            raise ResetNeeded([0])
+            raise ResetNeeded()
         fields = action_payload(action, self.dialect.action_name)
         obs, reward, terminated, truncated, info = self.env.step(self.dialect.action(fields))
         self._step_count += 1

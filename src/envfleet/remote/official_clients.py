@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from envfleet import errors
 from envfleet.errors import BadArgument, ResetNeeded
-from envfleet.remote import remote_errors
+from envfleet.remote import wire
 from envfleet.remote.answer_check import Witness
 from envfleet.remote.result import Fields, StepResult
 
@@ -75,10 +76,10 @@ class OfficialClient:
     def step(self, action: Any) -> StepResult:
         """Act, with whatever the official client takes as an action."""
         if not self._running:
-            raise ResetNeeded([0], "call reset() first (also after an interruption)")
+            raise ResetNeeded(hint="call reset() first (also after an interruption)")
         try:
             result = _result(self._guarded(lambda: self._client.step(action)))
-        except remote_errors.ServerError:
+        except errors.ServerError:
             self._witness.failed()
             raise
         self._steps += 1
@@ -93,7 +94,7 @@ class OfficialClient:
             return
         try:
             state = self.state()
-        except remote_errors.ServerError:
+        except errors.ServerError:
             return  # an environment without a usable state cannot be asked
         wrong = self._witness.disagrees(state)
         if "observation" in state and "step_count" not in state:  # their clients do not look at an answer's type
@@ -101,7 +102,7 @@ class OfficialClient:
         if wrong is not None:
             self._running = False
             self._disconnect()
-            raise remote_errors.ProtocolBroken("the server", f"{wrong}: an answer was duplicated or lost", self._steps)
+            raise errors.ProtocolBroken("the server", f"{wrong}: an answer was duplicated or lost", self._steps)
 
     def state(self) -> Fields:
         """The server's state of the episode."""
@@ -124,15 +125,15 @@ class OfficialClient:
         except BaseException as error:
             found = _CODE.search(str(error)) if isinstance(error, RuntimeError) else None
             if found and found[1] in ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"):
-                raise remote_errors.from_frame({"code": found[1], "message": str(error)}, "the server") from error
+                raise wire.error_in({"code": found[1], "message": str(error)}, "the server") from error
             self._running = False
             self._disconnect()
             if found:
-                raise remote_errors.from_frame({"code": found[1], "message": str(error)}, "the server") from error
+                raise wire.error_in({"code": found[1], "message": str(error)}, "the server") from error
             if isinstance(error, TimeoutError):
-                raise remote_errors.MessageTimeout("the server", str(error) or "no answer", self._steps) from error
+                raise errors.MessageTimeout("the server", str(error) or "no answer", self._steps) from error
             if isinstance(error, OSError) or "ConnectionClosed" in type(error).__name__:
-                raise remote_errors.SessionLost("the server", str(error), self._steps) from error
+                raise errors.SessionLost("the server", str(error), self._steps) from error
             raise
 
     def _disconnect(self) -> None:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from envfleet.backends.aio import AioBackend
 from envfleet.core.construct import is_remote
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, CapacityReached, ConnectFailed
 from envfleet.faults.failure import Failure, Loss
 from envfleet.multiagent.agent_support import AGENTS
-from envfleet.remote.remote_errors import CapacityReached, ConnectFailed
 from envfleet.slots.slot_life import SlotLife
 
 if TYPE_CHECKING:

@@ -7,12 +7,11 @@ from typing import Any
 
 import gymnasium
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, ConnectFailed
 from envfleet.remote import space_views
 from envfleet.remote.address import endpoints_of, get_json
 from envfleet.remote.client import AsyncEnvClient
 from envfleet.remote.client_config import ClientConfig
-from envfleet.remote.remote_errors import ConnectFailed
 from envfleet.remote.result import StepResult
 
 VIEW_OPTIONS = ("observation_mode", "action_mode", "actions", "text_length", "max_steps", "schema", "null_reward")

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envfleet.errors import BackendMissing, BadArgument, FleetError
+from envfleet.errors import BadArgument, FleetError
 from envfleet.remote.app import App
 from envfleet.remote.server_config import ServerConfig
 from envfleet.remote.session_host import FleetHost
 from envfleet.remote.space_codec import Dialect
 from envfleet.slots.factories import env_name, resolve
+from envfleet.util.extras import from_extra
 
 __all__ = ["App", "Server", "ServerConfig", "serve"]
 
@@ -39,6 +40,8 @@ class Server:
     """
 
     def __init__(self, env: Any, **options: Any) -> None:
+        if "workers" in options:  # as uvicorn calls it
+            options["num_workers"] = options.pop("workers")
         try:
             self.config = ServerConfig(**options)
         except TypeError as unknown:
@@ -51,7 +54,7 @@ class Server:
             dialect,
             slots=self.config.max_sessions,
             backend=self.config.backend,
-            workers=self.config.workers,
+            num_workers=self.config.num_workers,
             is_async=is_async,
             init_timeout_s=self.config.init_timeout_s,
             step_timeout_s=self.config.step_timeout_s,
@@ -166,12 +169,10 @@ def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[s
 
 
 def _uvicorn_server(app: App, config: ServerConfig) -> Any:
-    try:
+    with from_extra("remote"):
         import uvicorn
 
         from envfleet.remote.uvicorn_protocols import LeanWebSocket, Patience, PatientProtocol
-    except ImportError as missing:
-        raise BackendMissing(missing.name or "uvicorn", extra="remote") from missing
 
     patience = Patience(config.request_timeout_s)
     settings = uvicorn.Config(

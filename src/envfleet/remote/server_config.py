@@ -18,7 +18,7 @@ class ServerConfig:
         backend: "auto" ("pipe", or "aio" for environments with coroutines), "pipe" (worker processes with a thread
             for each session), "thread", "aio" (the server's own event loop), or "serial" (in the server itself:
             fastest, and no protection from the environment).
-        workers: processes (or threads) the sessions share; None is a process for each processor and two at least,
+        num_workers: processes (or threads) the sessions share; None is a process for each processor and two at least,
             `max_sessions` a process for each session.
         idle_timeout_s: a session without a message for so long is ended, whether anybody waits for it or not.
         handover_s: while others wait for a session, one without a message for so long and without a running episode is
@@ -38,7 +38,7 @@ class ServerConfig:
     port: int = 8000
     max_sessions: int = 64
     backend: str = "auto"
-    workers: int | None = None
+    num_workers: int | None = None
     idle_timeout_s: float = 300.0
     init_timeout_s: float = 120.0
     step_timeout_s: float = 60.0

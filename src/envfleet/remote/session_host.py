@@ -102,14 +102,14 @@ class FleetHost:
         *,
         slots: int,
         backend: str = "auto",
-        workers: int | None = None,
+        num_workers: int | None = None,
         is_async: bool = False,
         init_timeout_s: float = 120.0,
         step_timeout_s: float = 60.0,
     ) -> None:
         self.dialect, self.slots = dialect, slots
         self._factory = SessionEnvFactory(factory, dialect, is_async)
-        self._backend, self.backend_name = choose_backend(backend, workers, slots, is_async)
+        self._backend, self.backend_name = choose_backend(backend, num_workers, slots, is_async)
         self._timeouts = (init_timeout_s, step_timeout_s)
         self._fleet: Fleet | None = None
         self._free: list[int] = []

@@ -8,10 +8,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from envfleet.errors import FleetClosed, FleetError
+from envfleet.errors import FleetClosed, FleetError, ProtocolBroken
 from envfleet.remote.client import AsyncEnvClient
 from envfleet.remote.client_config import ClientStats
-from envfleet.remote.remote_errors import ProtocolBroken
 from envfleet.remote.result import Fields, StepResult
 from envfleet.util.loop_thread import LoopThread
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.errors import BadMessage, BadRequest, CapacityReached, EnvError, RemoteError, ServerError, SessionRefused
 from envfleet.remote import message_json
 from envfleet.remote.exact_protocol import BadFrame, NoWireForm
 from envfleet.remote.result import Fields, StepResult
@@ -92,3 +93,28 @@ def parse_result(data: Any) -> StepResult:
         return StepResult(observation, None if reward is None else float(reward), data["done"], metadata)
     except OverflowError:
         raise BadFrame("a reward larger than any float") from None
+
+
+_BY_CODE: dict[str, type[ServerError]] = {
+    "EXECUTION_ERROR": EnvError,
+    "VALIDATION_ERROR": BadRequest,
+    "INVALID_JSON": BadMessage,
+    "UNKNOWN_TYPE": BadMessage,
+    "FACTORY_ERROR": SessionRefused,
+    "SESSION_ERROR": SessionRefused,
+}
+
+
+def error_in(data: Any, url: str) -> RemoteError:
+    """The exception for an error frame's data."""
+    data = data if isinstance(data, Mapping) else {"message": str(data)}
+    code, message = str(data.get("code", "UNKNOWN")), str(data.get("message", "no message"))
+    if code == "CAPACITY_REACHED":
+        return CapacityReached(url, _count(data.get("active_sessions")), _count(data.get("max_sessions")))
+    details = {key: value for key, value in data.items() if key not in ("code", "message")}
+    return _BY_CODE.get(code, ServerError)(code, message, details)
+
+
+def _count(value: Any) -> int | None:
+    """What a server says of its sessions, if it is a number that can be one."""
+    return value if type(value) is int and 0 <= value < 2**31 else None

@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 import gymnasium
 from gymnasium import spaces
 
+from envfleet import errors
 from envfleet.errors import BadArgument
-from envfleet.remote import remote_errors, space_views
+from envfleet.remote import space_views
 from envfleet.remote.official_clients import as_client
 from envfleet.remote.result import StepResult
 
@@ -101,7 +102,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         """Act on the server."""
         try:
             result = self.client.step(self._act.payload(action))
-        except remote_errors.SessionInterrupted as error:
+        except errors.SessionInterrupted as error:
             if self._on_interrupt == "raise" or self._last is None:
                 raise
             return self._last, 0.0, False, True, {"interrupted": error.reason, "text": self._text}
@@ -129,9 +130,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             why = f"an observation that does not fit the schema: {str(error)[:300]}"
             refuse = getattr(self.client, "refuse", None)
-            raise (
-                refuse(why) if refuse else remote_errors.ProtocolBroken("the environment", why, self._steps)
-            ) from None
+            raise (refuse(why) if refuse else errors.ProtocolBroken("the environment", why, self._steps)) from None
         self._text = text
         return self._last, {**result.metadata, "text": self._text}
 

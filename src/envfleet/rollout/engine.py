@@ -13,14 +13,21 @@ import numpy.typing as npt
 
 from envfleet.core.batch import Batch
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BadArgument, FleetError
+from envfleet.errors import AgentFailed, BadArgument, FleetError, RolloutError, RolloutFailed
 from envfleet.rollout.policy_protocol import Answer, Ask, RandomPolicy, read_answer
-from envfleet.rollout.rollout_errors import AgentFailed, RolloutFailed
 from envfleet.rollout.timing import Clock
 from envfleet.util.trees import Tree, tree_map
 
 Ints = npt.NDArray[np.int64]
 Mode = Literal["sync", "async", "overlap"]
+
+
+def all_gone(fault: Any) -> RolloutError:
+    """Every slot has failed too often; `fault` is the last one's."""
+    return RolloutError(
+        "every slot is quarantined, so nothing can be collected any more (on_fault='raise' stops at the first fault); "
+        f"the last one: {fault}"
+    )
 
 
 class Engine:

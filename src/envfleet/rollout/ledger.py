@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from envfleet.rollout.rollout_errors import LedgerWarning
+from envfleet.errors import LedgerWarning
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envfleet.rollout.rollout_errors import AgentFailed
+from envfleet.errors import AgentFailed
 from envfleet.util.trees import Tree, as_columns, stack_values, tree_leaves, tree_length, tree_map
 
 Ints = npt.NDArray[np.int64]

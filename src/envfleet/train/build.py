@@ -8,7 +8,7 @@ import torch
 
 from envfleet.core.fleet import Fleet
 from envfleet.envs.registry import resolve_env
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, DeviceMissing
 from envfleet.multiagent.groups import groups_of
 from envfleet.multiagent.policy_map import Assignment, assign_policies
 from envfleet.networks.actor_critic import ActorCritic
@@ -17,7 +17,6 @@ from envfleet.rollout.segments.agent_segment import STATE
 from envfleet.slots.factories import resolve
 from envfleet.train.config import PPOConfig
 from envfleet.train.normalise import ObservationNormaliser
-from envfleet.train.train_errors import DeviceMissing
 from envfleet.util.seeding import stream
 
 

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, CheckpointDamaged, CheckpointError, CheckpointMissing, DamagedWarning
 from envfleet.multiagent.policy_map import SHARED
-from envfleet.train.train_errors import CheckpointDamaged, CheckpointError, CheckpointMissing
-from envfleet.util.files import DamagedWarning, keep_aside, sync_folder, write_durably
+from envfleet.util.files import keep_aside, sync_folder, write_durably
 
 FORMAT = 2
 FOLDER = "checkpoints"

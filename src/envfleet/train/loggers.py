@@ -11,8 +11,9 @@ import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
-from envfleet.errors import BackendMissing
-from envfleet.util.files import AppendFile, DamagedWarning, keep_aside, write_durably
+from envfleet.errors import DamagedWarning
+from envfleet.util.extras import from_extra
+from envfleet.util.files import AppendFile, keep_aside, write_durably
 
 Row = dict[str, float]
 #: Every line of metrics.jsonl ends with the CRC-32 of the row without it.
@@ -147,10 +148,8 @@ class TensorBoardLogger:
     """TensorBoard event files in `<run>/tensorboard`."""
 
     def __init__(self, folder: str | Path, resumed_at_step: int | None = None) -> None:
-        try:
+        with from_extra("train"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as missing:
-            raise BackendMissing("tensorboard", extra="train") from missing
         # purge_step hides what was logged after the checkpoint that is resumed from.
         self._writer: Any = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=resumed_at_step)
 
@@ -170,10 +169,8 @@ class WandbLogger:
     def __init__(
         self, folder: str | Path | None, config: dict[str, Any], project: str, mode: Any, run_id: str | None
     ) -> None:
-        try:
+        with from_extra("wandb"):
             import wandb
-        except ImportError as missing:
-            raise BackendMissing("wandb", extra="wandb") from missing
         self._run: Any = wandb.init(
             project=project,
             config=config,

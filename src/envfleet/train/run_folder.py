@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, CheckpointError, RunExists, WriteFailed
 from envfleet.rollout.segments.segment import Segment
 from envfleet.train.checkpoint import Checkpoints
 from envfleet.train.config import FIELDS, PPOConfig
 from envfleet.train.loggers import Logger, TableLogger, TensorBoardLogger, WandbLogger
 from envfleet.train.report import write_report
 from envfleet.train.settings import as_text
-from envfleet.train.train_errors import CheckpointError, RunBusy, RunExists
 from envfleet.train.video import Film, VideoMaker
-from envfleet.util.files import NO_ROOM, WriteFailed, remove_leftovers, write_durably
-from envfleet.util.locks import FolderBusy, FolderLock
+from envfleet.util.files import NO_ROOM, remove_leftovers, write_durably
+from envfleet.util.locks import FolderLock
 from envfleet.util.seeding import episode_seed
 from envfleet.util.trees import tree_map
 
@@ -81,8 +80,6 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.path / LOCK_FILE, "training in")
-        except FolderBusy as busy:
-            raise RunBusy(busy) from busy
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise WriteFailed(self.path, error, self._safe()) from error

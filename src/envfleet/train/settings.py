@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.errors import BadArgument
 from envfleet.train.config import FIELDS, SECTIONS, PPOConfig, default_of, field_name
+from envfleet.util.extras import from_extra
 
 _TYPES = typing.get_type_hints(PPOConfig)
 
@@ -133,10 +134,8 @@ _KINDS: dict[Any, tuple[Callable[[Any], Any], str]] = {
 
 def settings_from_yaml(path: str | Path) -> dict[str, Any]:
     """Read the sections `env:` and `train:` of a YAML file into settings; a wrong key is named with the valid ones."""
-    try:
+    with from_extra("train"):
         import yaml
-    except ImportError as missing:
-        raise BackendMissing("pyyaml", extra="train") from missing
     path = Path(path)
     if not path.is_file():
         raise BadArgument(f"there is no configuration file {str(path)!r}")

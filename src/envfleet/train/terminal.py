@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, Protocol, TextIO
 
-from envfleet.errors import BackendMissing
+from envfleet.util.extras import from_extra
 from envfleet.util.text import number
 
 
@@ -72,10 +72,8 @@ class Live:
     """A table that is redrawn in place (rich)."""
 
     def __init__(self) -> None:
-        try:
+        with from_extra("train"):
             from rich.live import Live as RichLive
-        except ImportError as missing:
-            raise BackendMissing("rich", extra="train") from missing
         self._live = RichLive(refresh_per_second=4, transient=False)
         self._live.start()
         self._last = 0.0

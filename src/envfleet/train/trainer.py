@@ -15,7 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BadArgument, FleetError
+from envfleet.errors import BadArgument, FleetError, TrainingStopped, WriteFailed
 from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.segment import Segment
@@ -26,38 +26,53 @@ from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.run_folder import RunFolder
 from envfleet.train.team_learner import TeamLearner, check_policies
 from envfleet.train.terminal import Silent, View
-from envfleet.train.train_errors import TrainingStopped
-from envfleet.util.files import WriteFailed
 from envfleet.util.text import Hint
 
 RECENT = 100  # episodes that the shown return and length are the mean of
 
 
+class OldNames:
+    """The spellings of earlier scripts, as properties."""
+
+    num_episodes: int
+    steps_per_s: float
+
+    @property
+    def n_completed_episodes(self) -> int:
+        """Alias of `num_episodes`."""
+        return self.num_episodes
+
+    @property
+    def sps(self) -> float:
+        """Alias of `steps_per_s`."""
+        return self.steps_per_s
+
+
 @dataclass(frozen=True)
-class UpdateResult:
+class UpdateResult(OldNames):
     """One rollout and one update."""
 
     update: int
     num_steps: int  # environment steps so far
-    n_completed_episodes: int  # episodes that ended in this rollout
+    num_episodes: int  # episodes that ended in this rollout
     returns: list[float]  # of those episodes
     lengths: list[int]
     losses: dict[str, float]
-    sps: float  # environment steps per second, collecting and learning together
+    steps_per_s: float  # environment steps per second, collecting and learning together
     collect_s: float
     learn_s: float
 
 
 @dataclass
-class TrainResult:
+class TrainResult(OldNames):
     """A whole call of `train`."""
 
     num_steps: int
     num_updates: int
-    n_completed_episodes: int
+    num_episodes: int
     returns: list[float]  # of the most recent episodes
     wall_s: float
-    sps: float
+    steps_per_s: float
     stopped: bool
     evaluation: Evaluation | None = None
     out: Path | None = None
@@ -219,7 +234,7 @@ class PPOTrainer:
         self.counters.num_episodes += len(returns)
         self.counters.returns.extend(returns)
         self.counters.lengths.extend(lengths)
-        sps = segment.num_scored / max(collect_s + learn_s, 1e-9)
+        rate = segment.num_scored / max(collect_s + learn_s, 1e-9)
         return UpdateResult(
             self.counters.update,
             self.counters.num_steps,
@@ -227,7 +242,7 @@ class PPOTrainer:
             returns,
             lengths,
             losses,
-            sps,
+            rate,
             collect_s,
             learn_s,
         )
@@ -241,7 +256,7 @@ class PPOTrainer:
         row |= result.losses
         row |= {
             "learning_rate": config.coefficients(result.update - 1).learning_rate,
-            "sps": result.sps,
+            "sps": result.steps_per_s,
             "sps_collect": segment.num_scored / max(result.collect_s, 1e-9),
             "sps_learn": segment.num_scored / max(result.learn_s, 1e-9),
             "num_faults": len(self.fleet.faults),
@@ -372,10 +387,10 @@ class PPOTrainer:
         return TrainResult(
             num_steps=counters.num_steps,
             num_updates=counters.update,
-            n_completed_episodes=counters.num_episodes,
+            num_episodes=counters.num_episodes,
             returns=list(counters.returns),
             wall_s=counters.wall_s,
-            sps=counters.num_steps / max(counters.wall_s, 1e-9),
+            steps_per_s=counters.num_steps / max(counters.wall_s, 1e-9),
             stopped=self._stop and not self.finished,
             out=self.folder.path if self.folder else None,
             report=report,

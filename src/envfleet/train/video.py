@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BackendMissing, FaultError, FleetError
+from envfleet.errors import FaultError, FleetError
 from envfleet.slots.factories import resolve
+from envfleet.util.extras import from_extra
 from envfleet.util.trees import Tree, tree_map
 
 
@@ -46,10 +47,8 @@ class Film:
 
 def write_video(path: str | Path, frames: Sequence[NDArray[np.uint8]], fps: int = 30) -> Path:
     """Encode pictures [H, W, 3] as mp4 (H.264)."""
-    try:
+    with from_extra("video"):
         import imageio_ffmpeg  # type: ignore[import-untyped]
-    except ImportError as missing:
-        raise BackendMissing("imageio-ffmpeg", extra="video") from missing
     if not frames:
         raise VideoError("there is no frame to write")
     path = Path(path)

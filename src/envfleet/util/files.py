@@ -16,42 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import FleetError
-
 #: What the system says when there is no room: the disk, the user's share of it, or a limit on the file.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
-
-class WriteFailed(FleetError, OSError):
-    """A file could not be written (disk full, quota, a failing disk); `errno` is the system's number.
-
-    Example:
-        >>> raise WriteFailed(Path("run/a.pt"), OSError(28, "No space left on device"), "nothing was there before")
-        Traceback (most recent call last):
-        ...
-        envfleet.util.files.WriteFailed: run/a.pt cannot be written (No space left on device); nothing was there before
-    """
-
-    def __init__(self, path: Path, error: OSError, safe: str) -> None:
-        # Some libraries (HDF5) put pages into the text; the system's own words for the number are one line.
-        why = os.strerror(error.errno) if error.errno else (str(error).splitlines() or ["no reason given"])[0]
-        super().__init__(f"{path} cannot be written ({why}); {safe}")
-        self.path = path
-        self.errno = error.errno
-        self.safe = safe
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, OSError(self.errno, os.strerror(self.errno or 0)), self.safe)
-
-
-class DamagedWarning(UserWarning):
-    """A damaged file was found and kept under another name; the message has both names and what was saved."""
-
-
-class UncheckedWarning(UserWarning):
-    """A file was written before files had checksums, so damage to it cannot be noticed."""
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:

@@ -11,21 +11,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import FleetError
+from envfleet.errors import FolderBusy
 
 _HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 _watching_forks = False
-
-
-class FolderBusy(FleetError):
-    """Another process holds the folder; `owner` has its `pid`, `host` and `since`, as far as they are known."""
-
-    def __init__(self, what: str, folder: Path, owner: dict[str, Any]) -> None:
-        self.folder, self.owner = folder, owner
-        who = (
-            f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "its owner is not known"
-        )
-        super().__init__(f"another process is {what} {folder} ({who}): wait for it or end it, or use another folder")
 
 
 class FolderLock:

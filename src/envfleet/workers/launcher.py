@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from envfleet.errors import BackendMissing, BadArgument, FleetError, KeeperLost
+from envfleet.errors import BadArgument, FleetError, KeeperLost, MissingExtra
 from envfleet.workers.channel import Channel, Closed, HasFileno, ParentChannel, pair
 from envfleet.workers.keeper import checked_pid, keeper_main, launch
 from envfleet.workers.protocol import FromKeeper, ToKeeper
@@ -37,9 +37,7 @@ def check_start_method(method: str | None) -> str:
     if method not in START_METHODS:
         raise BadArgument(f"start_method={method!r}: choose one of {', '.join(START_METHODS)}")
     if not hasattr(os, "fork") or not hasattr(os, "killpg"):
-        raise BackendMissing(
-            "worker processes", why="This system has no fork and process groups; use backend='thread'."
-        )
+        raise MissingExtra("worker processes", why="This system has no fork and process groups; use backend='thread'.")
     return method
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.errors import BackendMissing
+from envfleet.errors import DatasetError, RolloutError
 from envfleet.rollout.episodes.episode import Rollout
-from envfleet.rollout.rollout_errors import DatasetError, RolloutError
+from envfleet.util.extras import from_extra
 from envfleet.util.jsonable import to_jsonable
 from envfleet.util.trees import Tree, object_rows, stack_values, tree_leaves, tree_length
 
@@ -23,11 +23,9 @@ _SCALARS = ("env_name", "slot", "seed", "task", "episode_return", "episode_lengt
 
 def arrow() -> Any:
     """The pyarrow module, or an error that says what to install."""
-    try:
+    with from_extra("datasets"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as missing:
-        raise BackendMissing("pyarrow", extra="datasets") from missing
     return pyarrow
 
 

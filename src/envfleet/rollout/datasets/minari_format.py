@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.errors import BadArgument, DatasetDamaged, DatasetError, RolloutError
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
-from envfleet.rollout.rollout_errors import DatasetDamaged, DatasetError, RolloutError
+from envfleet.util.extras import from_extra
 from envfleet.util.files import open_sealed, sealed_json, write_durably
 from envfleet.util.jsonable import to_jsonable
 from envfleet.util.trees import tree_leaves, tree_map
@@ -28,11 +28,9 @@ _PATH_LOCK = threading.Lock()
 
 def minari() -> Any:
     """The minari module, or an error that says what to install."""
-    try:
+    with from_extra("minari"):
         import minari
         import minari.dataset._storages.hdf5_storage  # needs h5py, which minari alone does not bring
-    except ImportError as missing:
-        raise BackendMissing("minari", extra="minari") from missing
     return minari
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, DatasetError
 from envfleet.rollout.datasets.minari_format import find_minari, read_minari, save_minari
 from envfleet.rollout.datasets.parquet import DatasetWriter, is_dataset, read_parquet
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
-from envfleet.rollout.rollout_errors import DatasetError
 
 
 def save_rollouts(rollouts: Iterable[Rollout], directory: str | Path, format: str = "parquet", **options: Any) -> Path:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from envfleet.errors import FleetClosed
+from envfleet.errors import DatasetDamaged, DatasetError, FleetClosed, WriteFailed
 from envfleet.rollout.datasets.episode_codec import Codec, arrow
 from envfleet.rollout.datasets.repair import finish_tail, mend
 from envfleet.rollout.datasets.store import (
@@ -31,9 +31,8 @@ from envfleet.rollout.datasets.store import (
 from envfleet.rollout.datasets.store import read_run as read_run
 from envfleet.rollout.datasets.tail import Tail
 from envfleet.rollout.episodes.episode import Rollout
-from envfleet.rollout.rollout_errors import DatasetBusy, DatasetDamaged, DatasetError, DatasetFull
-from envfleet.util.files import NO_ROOM, WriteFailed
-from envfleet.util.locks import FolderBusy, FolderLock
+from envfleet.util.files import NO_ROOM
+from envfleet.util.locks import FolderLock
 
 
 class DatasetWriter:
@@ -179,9 +178,9 @@ class DatasetWriter:
             if self._sink is None or tail != self._sink.path:
                 finish_tail(tail)
 
-    def _full(self, error: OSError) -> DatasetFull:
+    def _full(self, error: OSError) -> WriteFailed:
         safe = "every episode whose add() returned is safe; once there is room, add() or the same command goes on"
-        return DatasetFull(self.directory, error, safe)
+        return WriteFailed(self.directory, error, safe)
 
     def close(self) -> None:
         """Turn the tail into a shard; idempotent. Without room for it the episodes stay safe in the tail."""
@@ -214,7 +213,7 @@ class DatasetWriter:
         if kind is None:
             self.close()
         else:
-            with suppress(DatasetFull):  # what went wrong first is what the caller is told
+            with suppress(WriteFailed):  # what went wrong first is what the caller is told
                 self._close(begun_well=False)
 
 
@@ -260,9 +259,7 @@ def _locked(directory: Path) -> FolderLock:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return FolderLock(directory / LOCK_FILE, "writing to")
-    except FolderBusy as busy:
-        raise DatasetBusy(busy) from busy
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise DatasetFull(directory, error, "nothing was changed") from error
+            raise WriteFailed(directory, error, "nothing was changed") from error
         raise DatasetError(f"{directory} cannot be made ({error}): give a directory one can write to") from error

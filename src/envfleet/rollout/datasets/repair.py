@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envfleet.errors import DamagedWarning, DatasetDamaged
 from envfleet.rollout.datasets.episode_codec import Codec
 from envfleet.rollout.datasets.seal import Shard, salvage_shard, sealed_shard
 from envfleet.rollout.datasets.store import OLD_TAIL, early, number_of, read_old_tail, read_rollouts, shards, tails
 from envfleet.rollout.datasets.tail import Found, read_tail, salvage_tail
 from envfleet.rollout.episodes.episode import Rollout
-from envfleet.rollout.rollout_errors import DatasetDamaged
-from envfleet.util.files import DamagedWarning, keep_aside, remove_leftovers, write_durably
+from envfleet.util.files import keep_aside, remove_leftovers, write_durably
 
 
 @dataclass

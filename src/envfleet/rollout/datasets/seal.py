@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from envfleet.errors import DatasetDamaged
 from envfleet.rollout.datasets.episode_codec import arrow
 from envfleet.rollout.datasets.tail import Found
-from envfleet.rollout.rollout_errors import DatasetDamaged
 
 _KEY = b"envfleet.seal"
 _PREFIX = b"envfleet-seal-1:"
@@ -72,7 +72,7 @@ class Shard:
         ...     Shard(file, path)
         Traceback (most recent call last):
         ...
-        envfleet.rollout.rollout_errors.DatasetDamaged: ...shard-00000.parquet is damaged: its digest is not ...
+        envfleet.errors.DatasetDamaged: ...shard-00000.parquet is damaged: its digest is not ...
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:

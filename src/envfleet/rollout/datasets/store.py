@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from envfleet.errors import DamagedWarning, DatasetDamaged, DatasetError, UncheckedWarning
 from envfleet.rollout.datasets.episode_codec import Codec, arrow
 from envfleet.rollout.datasets.seal import Shard
 from envfleet.rollout.datasets.tail import read_tail
 from envfleet.rollout.episodes.episode import Rollout
-from envfleet.rollout.rollout_errors import DatasetDamaged, DatasetError
-from envfleet.util.files import DamagedWarning, UncheckedWarning, keep_aside, open_sealed, sealed_json, write_durably
+from envfleet.util.files import keep_aside, open_sealed, sealed_json, write_durably
 
 RUN_FILE = "_run.json"
 LOCK_FILE = "_writer.lock"

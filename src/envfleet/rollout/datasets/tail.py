@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from envfleet.errors import DatasetDamaged
 from envfleet.rollout.datasets.episode_codec import arrow
-from envfleet.rollout.rollout_errors import DatasetDamaged
 from envfleet.util.files import write_all, write_durably
 
 _MAGIC = b"EFTAIL2\n"

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.core.batch import Batch
-from envfleet.errors import FaultError
-from envfleet.rollout.engine import Engine
+from envfleet.errors import FaultError, RolloutError
+from envfleet.rollout.engine import Engine, all_gone
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.episodes.episode_buffer import History
 from envfleet.rollout.ledger import Ledger
-from envfleet.rollout.rollout_errors import RolloutError, all_gone
 from envfleet.rollout.tickets import Ticket, TicketOffice
 from envfleet.slots.layout import QUARANTINED, READY
 from envfleet.util.trees import Tree, as_columns, tree_rows

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.errors import BackendMissing, BadArgument
+from envfleet.errors import BadArgument
+from envfleet.util.extras import from_extra
 from envfleet.util.jsonable import to_jsonable
 from envfleet.util.trees import Tree, stack_values, tree_leaves, tree_length, tree_map
 
@@ -214,10 +215,8 @@ class Rollouts(list[Rollout]):
 
 
 def _tensor(leaf: npt.NDArray[Any], env_name: str, device: Any) -> Any:
-    try:
+    with from_extra("train"):
         import torch
-    except ImportError as missing:
-        raise BackendMissing("torch", extra="train") from missing
     if leaf.dtype == object:
         raise BadArgument(
             f"rollout {env_name!r} holds values that are no numbers ({type(leaf[0]).__name__}): "

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from envfleet.errors import BadArgument
+from envfleet.errors import AgentFailed, BadArgument, ClientFailed, RolloutFailed, RolloutTimeout
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.executors.client_results import StepResult, own, parse_reset, parse_step
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
 from envfleet.rollout.executors.thread_calls import Handover, Outcome
 from envfleet.rollout.executors.throttle import Throttle
-from envfleet.rollout.rollout_errors import AgentFailed, ClientFailed, RolloutFailed
 from envfleet.util.backoff import backoff_s
 from envfleet.util.daemon_pool import DaemonPool
 
@@ -252,7 +251,7 @@ class ClientEpisode:
             rollout.step_latencies.append(seconds)
             if limit_s is not None and not done and time.perf_counter() - begin > limit_s:
                 message = f"the rollout ran longer than rollout_timeout_s={limit_s:g}"
-                raise self._failed(message, "timeout", step) from TimeoutError(message)
+                raise RolloutTimeout(message, env_name=job.env_name, phase="timeout", step=step)
 
     async def _ask_client(
         self,

@@ -15,7 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from envfleet.errors import BadArgument, FleetClosed
+from envfleet.errors import BadArgument, ClientFailed, FleetClosed, RolloutsFailed
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.executors.client_episode import (
     ClientEpisode,
@@ -29,7 +29,6 @@ from envfleet.rollout.executors.client_episode import (
 )
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
 from envfleet.rollout.executors.throttle import Throttle
-from envfleet.rollout.rollout_errors import ClientFailed, RolloutsFailed
 from envfleet.util.daemon_pool import DaemonPool
 from envfleet.util.loop_thread import LoopThread, wait_on
 

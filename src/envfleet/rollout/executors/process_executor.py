@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from envfleet.errors import BadArgument, FleetClosed, FleetError, NotPicklable
+from envfleet.errors import BadArgument, FleetClosed, FleetError, NotPicklable, WorkerLost
 from envfleet.faults.failure import Failure, load_value
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.executors.client_episode import Job, Rules, collect_on_thread
@@ -37,10 +37,6 @@ from envfleet.workers.shared_memory import Segment
 from envfleet.workers.worker import WITHOUT_SLOTS
 
 NUM_KEPT = 4  # agents a worker keeps
-
-
-class WorkerDied(FleetError):
-    """A worker process ended while it ran a call: killed, or the code in it left the interpreter."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ class ProcessWorkers(DaemonPool):
         for left in reversed(range(call.attempts)):
             try:
                 return self._run(call)
-            except WorkerDied:
+            except WorkerLost:
                 if not left:
                     raise
 
@@ -139,9 +135,9 @@ class ProcessWorkers(DaemonPool):
             value = worker.run(call)
         except TimeoutError:
             self._end(worker)
-            raise WorkerDied(f"the worker was killed: the call ran longer than {call.timeout_s:g} s") from None
+            raise WorkerLost(f"the worker was killed: the call ran longer than {call.timeout_s:g} s") from None
         except Closed as closed:
-            raise WorkerDied(f"the worker process ended ({self._end(worker)}) in the middle of a call") from closed
+            raise WorkerLost(f"the worker process ended ({self._end(worker)}) in the middle of a call") from closed
         with self._lock:
             self._idle.append(worker)
         if isinstance(value, Failure):

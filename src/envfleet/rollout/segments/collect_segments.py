@@ -9,9 +9,8 @@ import numpy as np
 
 from envfleet.core.batch import Batch
 from envfleet.errors import BadArgument, FaultError
-from envfleet.rollout.engine import Engine
+from envfleet.rollout.engine import Engine, all_gone
 from envfleet.rollout.ledger import Ledger
-from envfleet.rollout.rollout_errors import all_gone
 from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP, FINAL_STATE, STATE, AgentSegment
 from envfleet.rollout.segments.running_actions import RunningActions
 from envfleet.rollout.segments.segment import Bools, Floats, Ints, Segment

@@ -1,0 +1,33 @@
+# The public names: read by type checkers, and by envfleet.util.lazy_names at run time.
+
+from envfleet.errors import BadMessage as BadMessage
+from envfleet.errors import BadRequest as BadRequest
+from envfleet.errors import CapacityReached as CapacityReached
+from envfleet.errors import ClientBusy as ClientBusy
+from envfleet.errors import ConnectFailed as ConnectFailed
+from envfleet.errors import EnvError as EnvError
+from envfleet.errors import MessageTimeout as MessageTimeout
+from envfleet.errors import MessageTooBig as MessageTooBig
+from envfleet.errors import ProtocolBroken as ProtocolBroken
+from envfleet.errors import RemoteError as RemoteError
+from envfleet.errors import ServerError as ServerError
+from envfleet.errors import SessionInterrupted as SessionInterrupted
+from envfleet.errors import SessionLost as SessionLost
+from envfleet.errors import SessionRefused as SessionRefused
+from envfleet.errors import Unauthorized as Unauthorized
+from envfleet.remote.address import Endpoint as Endpoint
+from envfleet.remote.client import AsyncEnvClient as AsyncEnvClient
+from envfleet.remote.client_config import ClientConfig as ClientConfig
+from envfleet.remote.client_config import ClientStats as ClientStats
+from envfleet.remote.local_client import Connect4Client as Connect4Client
+from envfleet.remote.local_client import EchoClient as EchoClient
+from envfleet.remote.local_client import LocalEnvClient as LocalEnvClient
+from envfleet.remote.official_clients import as_client as as_client
+from envfleet.remote.result import Fields as Fields
+from envfleet.remote.result import StepResult as StepResult
+from envfleet.remote.server import Server as Server
+from envfleet.remote.server import serve as serve
+from envfleet.remote.server_config import ServerConfig as ServerConfig
+from envfleet.remote.session_queue import CapacityTable as CapacityTable
+from envfleet.remote.sync_client import HttpEnvClient as HttpEnvClient
+from envfleet.remote.wrapper import OpenEnvGymnasiumWrapper as OpenEnvGymnasiumWrapper

@@ -1,0 +1,35 @@
+# The public names: read by type checkers, and by envfleet.util.lazy_names at run time.
+
+from envfleet.errors import AgentFailed as AgentFailed
+from envfleet.errors import ClientFailed as ClientFailed
+from envfleet.errors import DatasetDamaged as DatasetDamaged
+from envfleet.errors import DatasetError as DatasetError
+from envfleet.errors import FolderBusy as FolderBusy
+from envfleet.errors import LedgerWarning as LedgerWarning
+from envfleet.errors import RolloutError as RolloutError
+from envfleet.errors import RolloutFailed as RolloutFailed
+from envfleet.errors import RolloutsFailed as RolloutsFailed
+from envfleet.errors import WorkerLost as WorkerLost
+from envfleet.errors import WriteFailed as WriteFailed
+from envfleet.rollout.collector import Collector as Collector
+from envfleet.rollout.datasets.open_dataset import iter_rollouts as iter_rollouts
+from envfleet.rollout.datasets.parquet import DatasetWriter as DatasetWriter
+from envfleet.rollout.episodes.episode import Rollout as Rollout
+from envfleet.rollout.episodes.episode import Rollouts as Rollouts
+from envfleet.rollout.executors.async_executor import AsyncParallelExecutor as AsyncParallelExecutor
+from envfleet.rollout.executors.executor import ParallelEnvironmentExecutor as ParallelEnvironmentExecutor
+from envfleet.rollout.executors.parallel_collector import ParallelRolloutCollector as ParallelRolloutCollector
+from envfleet.rollout.executors.process_executor import ProcessParallelExecutor as ProcessParallelExecutor
+from envfleet.rollout.executors.shared_policies import BatchedPolicy as BatchedPolicy
+from envfleet.rollout.executors.shared_policies import ThreadSafeAgent as ThreadSafeAgent
+from envfleet.rollout.executors.throttle import Throttle as Throttle
+from envfleet.rollout.ledger import Ledger as Ledger
+from envfleet.rollout.policy_protocol import Answer as Answer
+from envfleet.rollout.policy_protocol import Ask as Ask
+from envfleet.rollout.policy_protocol import RandomPolicy as RandomPolicy
+from envfleet.rollout.segments.segment import Segment as Segment
+from envfleet.rollout.stats import EnvStats as EnvStats
+from envfleet.rollout.stats import LatencyHistogram as LatencyHistogram
+from envfleet.rollout.stats import Stats as Stats
+from envfleet.rollout.stats import StatsBuilder as StatsBuilder
+from envfleet.rollout.timing import Verdict as Verdict

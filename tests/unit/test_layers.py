@@ -23,10 +23,6 @@ LAYERS = (
     ("train", "testing"),
     ("cli",),
 )
-#: Imports against the rule that are still to be mended. One that is gone must be deleted here.
-EXCEPTIONS = {
-    ("slots.factories", "multiagent"),
-}
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
@@ -64,7 +60,7 @@ def test_every_package_has_its_layer() -> None:
 
 
 def test_packages_import_only_what_is_below_them() -> None:
-    assert _found() == EXCEPTIONS
+    assert not _found()
 
 
 def test_no_two_modules_have_the_same_name() -> None:

@@ -267,10 +267,11 @@ class AgentsAsBatch(FleetView, VectorEnv[Any, Any, Any]):
 
 def action_masks(fleet: Fleet, batch: Batch) -> dict[str, Array]:
     """The column of legal actions by group; {} if there is none."""
-    columns = fleet.layout.columns
+    columns = batch.columns
     if "action_mask" in columns:
-        return {group.name: batch.action_mask[:, list(group.indices)] for group in fleet.groups}
-    return dict(batch.action_mask) if any(name.startswith("action_mask:") for name in columns) else {}
+        return {group.name: columns["action_mask"][:, list(group.indices)] for group in fleet.groups}
+    prefix = "action_mask:"
+    return {name.removeprefix(prefix): mask for name, mask in columns.items() if name.startswith(prefix)}
 
 
 def agent_part(fleet: Fleet, tree: Any, group: AgentGroup, place: int) -> Any:

@@ -184,11 +184,15 @@ class ProcessBackend(Backend):
     def submit(self, slots: Slots) -> None:
         """One message per worker: the list of its slots and turns (and, for pipe, their rows)."""
         self.settle()
+        slots = self._without_lost(slots)
         owners = self.worker_of[slots]
         for index in np.unique(owners):
             mine = slots[owners == index]
             worker = self._workers[index]
             channel = self._prepared(worker)
+            if channel is None:
+                self._without_lost(mine)
+                continue
             turns = self.given[mine] + np.uint32(1)
             frame = pack_advance(mine, turns, self.slab.pack(mine, self.slab.names(*DOWN)) if self.by_value else b"")
             # Interrupted between the next lines: `settle` sees by the number whether the frame was posted.
@@ -197,6 +201,18 @@ class ProcessBackend(Backend):
             self.given[mine] = turns
             worker.handing = None
             self._flush(worker)
+
+    def _without_lost(self, slots: Slots) -> Slots:
+        """Count the turn of slots whose worker is among the losses, hand them to no worker, and return the others.
+
+        They are out until the supervisor deals with the loss. A worker that is started in the lost one's place must not find
+        them: by the time it reads their rows, these hold the command and the seed of the turn after.
+        """
+        if not self.losses:
+            return slots
+        lost = np.isin(self.worker_of[slots], [loss.worker for loss in self.losses])
+        self.given[slots[lost]] += np.uint32(1)
+        return slots[~lost]
 
     def check(self) -> None:
         """Without the keeper nothing can be started or ended, and the workers are gone with it."""
@@ -215,18 +231,15 @@ class ProcessBackend(Backend):
             if worker.channel is None and not worker.loss_told:
                 self._tell_loss(worker)
 
-    def _prepared(self, worker: WorkerHandle) -> ParentChannel:
-        """The channel of a worker that is there and knows all tasks; starts it again if it is not."""
+    def _prepared(self, worker: WorkerHandle) -> ParentChannel | None:
+        """The channel of a worker that is there and knows all tasks; starts it again if it is not.
+
+        None: it has ended meanwhile, and is among the losses.
+        """
         if worker.channel is None:
             self._launch(worker, build=False)
         if worker.num_tasks != len(self._tasks):
             self._tell_tasks(worker)
-        if worker.channel is None:  # it ended while it was being told: whatever is posted now is lost with it
-            channel, other = pair()
-            other.close()
-            worker.loss_told, worker.channel = False, channel
-            self._by_fd[channel.fileno()] = worker
-            self._poller.register(channel.sock, select.POLLIN)
         return worker.channel
 
     def wait(self, at_least: int, timeout_s: float) -> None:

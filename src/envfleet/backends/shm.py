@@ -164,13 +164,14 @@ class ShmBackend(ProcessBackend):
             waiting = np.isin(self.worker_of[slots], late)
             super().submit(slots[waiting])
             slots = slots[~waiting]
-        self._exchange.submit(np.ascontiguousarray(slots), self.worker_of)
+        self._exchange.submit(np.ascontiguousarray(self._without_lost(slots)), self.worker_of)
 
     def _prepare(self, slots: Slots) -> None:
         """Workers that are there and know all tasks."""
         self.settle()
+        lost = [loss.worker for loss in self.losses]  # not started again before the supervisor has dealt with them
         for index in np.unique(self.worker_of[slots]).tolist():
-            if not self._is_own(index):
+            if not self._is_own(index) and index not in lost:
                 self._prepared(self._workers[index])
         needed = np.unique(self.worker_of).tolist()
         self._all_alive = all(w.alive or self._is_own(w.index) or w.index not in needed for w in self._workers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,19 @@ from envfleet.slots.layout import FAULT, QUARANTINED, gather
 from envfleet.slots.slab import Slab, Slots, make_loud
 
 Array = np.ndarray[Any, Any]
+
+
+class _Scalar:
+    """A scalar of every row, as an array."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, batch: Any, owner: type | None = None) -> Array:
+        return np.ascontiguousarray(batch._field(self._name)) if batch is not None else self  # type: ignore[return-value]
 
 
 class Batch:
@@ -37,6 +51,16 @@ class Batch:
         >>> batch.slots.tolist(), batch.reward.tolist(), batch.obs.shape
         ([0, 1, 2], [1.0, 1.0, 1.0], (3, 4))
     """
+
+    slots: Slots
+    _columns: dict[str, Array]
+    _ended_rows: Array | None
+    _final: Any
+    _final_info: dict[int, Any]
+    _info: dict[int, Any]
+    _obs: Any
+    _raw: Array
+    _slab: Slab
 
     __slots__ = (
         "__weakref__",
@@ -90,14 +114,21 @@ class Batch:
     def __repr__(self) -> str:
         return f"Batch({len(self)} rows, slots {self.slots.tolist() if len(self) < 9 else '…'}, {int(self.ended.sum())} ended)"
 
-    def __getattr__(self, name: str) -> Any:
-        columns = object.__getattribute__(self, "_columns")
-        if name in columns:
-            return columns[name]
-        by_group = {key.partition(":")[2]: value for key, value in columns.items() if key.startswith(f"{name}:")}
-        if by_group:
-            return by_group
-        raise AttributeError(f"a Batch has no {name!r}; declared columns: {sorted(columns)}")
+    if not TYPE_CHECKING:  # so that type checkers find a misspelt name; they know columns by `batch.columns[name]`
+
+        def __getattr__(self, name: str) -> Any:
+            columns = object.__getattribute__(self, "_columns")
+            if name in columns:
+                return columns[name]
+            by_group = {key.partition(":")[2]: value for key, value in columns.items() if key.startswith(f"{name}:")}
+            if by_group:
+                return by_group
+            raise AttributeError(f"a Batch has no {name!r}; declared columns: {sorted(columns)}")
+
+    @property
+    def columns(self) -> Mapping[str, Array]:
+        """The declared columns by name; with many agents of several kinds, `name:group`."""
+        return self._columns
 
     def _field(self, name: str) -> Array:
         """A view of one scalar of every row."""
@@ -106,34 +137,20 @@ class Batch:
             return np.ndarray((len(raw), *shape), dtype, raw, offset, (*raw.strides, dtype.itemsize))
         return np.ndarray((len(raw),), dtype, raw, offset, raw.strides)
 
-    def _packed(self, name: str) -> Array:
-        return np.ascontiguousarray(self._field(name))
-
     @property
     def obs(self) -> Any:
         """The observations to act on next."""
         return self._obs
 
-    @property
-    def reward(self) -> Array:
-        """float64[k]."""
-        return self._packed("reward")
-
-    @property
-    def terminated(self) -> Array:
-        """bool[k]: the episode reached a terminal state."""
-        return self._packed("terminated")
-
-    @property
-    def truncated(self) -> Array:
-        """bool[k]: the episode was cut short (a time limit, a fault)."""
-        return self._packed("truncated")
+    reward = _Scalar("float64[k].")
+    terminated = _Scalar("bool[k]: the episode reached a terminal state.")
+    truncated = _Scalar("bool[k]: the episode was cut short (a time limit, a fault).")
 
     @property
     def ended(self) -> Array:
         """bool[k]: terminated or truncated; with many agents: no agent is left."""
         if self._slab.layout.agents:
-            return self._packed("over")
+            return np.ascontiguousarray(self._field("over"))
         return self._flagged
 
     @property
@@ -142,50 +159,15 @@ class Batch:
         flags: Array = self._field("terminated") | self._field("truncated")
         return np.asarray(flags.any(axis=1)) if flags.ndim == 2 else flags
 
-    @property
-    def scored(self) -> Array:
-        """bool[k]: this row is a real transition."""
-        return self._packed("scored")
-
-    @property
-    def active(self) -> Array:
-        """bool[k]: there is a running episode that wants an action."""
-        return self._packed("active")
-
-    @property
-    def ep_return(self) -> Array:
-        """float64[k]: sum of rewards of the episode so far; complete where `ended`."""
-        return self._packed("ep_return")
-
-    @property
-    def length(self) -> Array:
-        """int64[k]: transitions of the episode so far; complete where `ended`."""
-        return self._packed("length")
-
-    @property
-    def step(self) -> Array:
-        """int64[k]: index of this transition in its episode; -1 on a row from a reset."""
-        return self._packed("step")
-
-    @property
-    def episode(self) -> Array:
-        """int64[k]: index of the row's episode in its slot, from 0."""
-        return self._packed("episode")
-
-    @property
-    def task(self) -> Array:
-        """int64[k]: id of the episode's task, -1 for none; `fleet.task_value(id)` gives the value."""
-        return self._packed("task")
-
-    @property
-    def seed(self) -> Array:
-        """int64[k]: the seed the episode was reset with, -1 where the env's own stream went on."""
-        return self._packed("seed")
-
-    @property
-    def status(self) -> Array:
-        """uint8[k]: `envfleet.slots.layout` READY, FAULT or QUARANTINED."""
-        return self._packed("status")
+    scored = _Scalar("bool[k]: this row is a real transition.")
+    active = _Scalar("bool[k]: there is a running episode that wants an action.")
+    ep_return = _Scalar("float64[k]: sum of rewards of the episode so far; complete where `ended`.")
+    length = _Scalar("int64[k]: transitions of the episode so far; complete where `ended`.")
+    step = _Scalar("int64[k]: index of this transition in its episode; -1 on a row from a reset.")
+    episode = _Scalar("int64[k]: index of the row's episode in its slot, from 0.")
+    task = _Scalar("int64[k]: id of the episode's task, -1 for none; `fleet.task_value(id)` gives the value.")
+    seed = _Scalar("int64[k]: the seed the episode was reset with, -1 where the env's own stream went on.")
+    status = _Scalar("uint8[k]: `envfleet.slots.layout` READY, FAULT or QUARANTINED.")
 
     @property
     def faulted(self) -> Array:

@@ -17,6 +17,7 @@ from envfleet.core.supervisor import Policy
 from envfleet.errors import BadArgument, MissingExtra, SpacesDiffer
 from envfleet.faults.failure import Loss, init_fault
 from envfleet.multiagent.agent_env import joint_columns
+from envfleet.multiagent.pettingzoo import as_agent_env, keep_state
 from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe, factories_for
 from envfleet.slots.layout import Layout, leaves_of
@@ -99,7 +100,9 @@ def make(
         env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
     elif backend == "remote":
         raise BadArgument("backend 'remote' wants addresses of servers as its first argument, e.g. 'http://host:8000'")
-    factories, spec = factories_for(env, num_envs, env_kwargs, wrappers, with_state)
+    _check_agents(env)
+    wrappers = (*wrappers, keep_state) if with_state else wrappers
+    factories, spec = factories_for(env, num_envs, env_kwargs, wrappers)
     recipe = Recipe(
         factories,
         on_end,
@@ -142,6 +145,15 @@ def _check_numbers(
     for name, space in (columns or {}).items():
         if len(leaves := leaves_of(space)) != 1 or not leaves[0].is_column:
             raise BadArgument(f"column {name!r}: {space} has no single fixed-shape array")
+
+
+def _check_agents(env: Any) -> None:
+    """Refuse a PettingZoo env whose agents or spaces cannot be laid out. Of anything else nothing is known yet."""
+    if not callable(env):
+        try:
+            as_agent_env(env)
+        except TypeError as unfit:
+            raise BadArgument(str(unfit)) from unfit
 
 
 def _sessions(

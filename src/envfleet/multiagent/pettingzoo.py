@@ -11,23 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from envfleet.multiagent.agent_env import AgentEnv
-from envfleet.slots.env_contract import checked_info, number_of, unpack_result
-
-
-def is_many_agents(env: Any) -> bool:
-    """Whether an env is PettingZoo's: AEC or parallel, by its class or by what it has."""
-    pettingzoo = sys.modules.get("pettingzoo")
-    if pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv)):
-        return True
-    return isinstance(env, AgentEnv) or (
-        hasattr(env, "possible_agents")
-        and callable(getattr(env, "observation_space", None))
-        and callable(getattr(env, "action_space", None))
-    )
+from envfleet.slots.env_contract import checked_info, is_many_agents, number_of, unpack_result
 
 
 def as_agent_env(env: Any, with_state: bool = False) -> Any:
-    """The env in a agent_env, if it has many agents; any other env as it is.
+    """The env in an `AgentEnv`, if it has many agents; any other env as it is.
 
     Example:
         >>> as_agent_env("not an env of many agents")
@@ -39,18 +27,11 @@ def as_agent_env(env: Any, with_state: bool = False) -> Any:
     return AecAgentEnv(env, with_state) if turns else ParallelAgentEnv(env, with_state)
 
 
-class WithState:
-    """A factory whose envs tell their `state()` too: the columns `state` and `final_state`."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __call__(self) -> Any:
-        """Build one env and adapt it."""
-        env = self.inner()
-        if not is_many_agents(env):
-            raise TypeError(f"with_state=True is for environments of many agents; {type(env).__name__} has one")
-        return as_agent_env(env, with_state=True)
+def keep_state(env: Any) -> Any:
+    """A wrapper for `make`: the env tells its `state()` too, as the columns `state` and `final_state`."""
+    if not is_many_agents(env):
+        raise TypeError(f"with_state=True is for environments of many agents; {type(env).__name__} has one")
+    return as_agent_env(env, with_state=True)
 
 
 class ParallelAgentEnv(AgentEnv):

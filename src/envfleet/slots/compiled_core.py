@@ -82,21 +82,16 @@ def make_runner(
                 runner.arm(slot, *parts)
         return life.has_side
 
-    def single(kind: str) -> np.ndarray[Any, Any] | None:
-        arrays = slab.leaf_arrays(kind)
-        leaves = slab.action_leaves if kind == "action" else slab.obs_leaves
-        return arrays[0] if len(arrays) == 1 and not leaves[0].path else None
-
-    obs = single("obs")
+    obs = _only_array(slab, "obs")
     agents, groups = slab.layout.agents, slab.layout.groups
     space = groups[0].observation_space if agents else slab.layout.observation_space
     runner = compiled.Runner(
         head=slab.head,
         offsets={name: int(slab.head.dtype.fields[name][1]) for name in slab.head.dtype.names},
         obs=obs,
-        final_obs=single("final_obs"),
+        final_obs=_only_array(slab, "final_obs"),
         obs_is_int64_scalar=isinstance(space, spaces.Discrete) and obs is not None and obs.dtype == np.int64,
-        action=single("action"),
+        action=_only_array(slab, "action"),
         lives=dict(lives),
         slow=slow,
         on_end_reset=next(iter(lives.values())).on_end == "reset" if lives else True,
@@ -112,6 +107,13 @@ def make_runner(
         interruptible=interruptible,
     )
     return runner
+
+
+def _only_array(slab: Slab, kind: str) -> np.ndarray[Any, Any] | None:
+    """The array of an observation or action that is one array; None for nested ones."""
+    arrays = slab.leaf_arrays(kind)
+    leaves = slab.action_leaves if kind == "action" else slab.obs_leaves
+    return arrays[0] if len(arrays) == 1 and not leaves[0].path else None
 
 
 def armed_parts(life: SlotLife) -> tuple[Any, ...] | None:

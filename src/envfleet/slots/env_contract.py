@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,15 @@ def snapshot_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     return value
+
+
+def is_many_agents(env: Any) -> bool:
+    """Whether an env is PettingZoo's: AEC or parallel, by its class or by what it has."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    if pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv)):
+        return True
+    spaces = (getattr(env, "observation_space", None), getattr(env, "action_space", None))
+    return hasattr(env, "possible_agents") and all(callable(space) for space in spaces)
 
 
 def describe(env: Any) -> dict[str, Any]:

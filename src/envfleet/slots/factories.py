@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envfleet.envs.registry import resolve_env
 from envfleet.errors import BadArgument, NotPicklable
-from envfleet.multiagent.pettingzoo import WithState, as_agent_env, is_many_agents
+from envfleet.slots.env_contract import is_many_agents
 
 Factory = Callable[[], Any]
 
@@ -152,10 +152,6 @@ def resolve(env: Any, kwargs: Mapping[str, Any] | None = None) -> Factory:
         spec = gym.spec(found.rpartition(":")[2]) if isinstance(found, str) else found
         return SpecFactory(_portable(spec), kwargs)
     if is_many_agents(found) and not isinstance(found, type):
-        try:
-            as_agent_env(found)
-        except TypeError as unfit:
-            raise BadArgument(str(unfit)) from unfit
         return CopyFactory(type(found).__name__, pickled(found, "the environment"))
     if isinstance(found, gym.Env) or (hasattr(found, "step") and not isinstance(found, type)):
         raise BadArgument(
@@ -190,7 +186,6 @@ def factories_for(
     num_envs: int | None,
     env_kwargs: Mapping[str, Any] | None,
     wrappers: Sequence[Callable[[Any], Any]],
-    with_state: bool = False,
 ) -> tuple[tuple[Factory, ...], EnvSpec | None]:
     """One factory per slot from what users pass to `make`: what `resolve` takes, or a list of callables, one per slot."""
     if env_kwargs and not isinstance(env, (str, EnvSpec)):
@@ -213,14 +208,8 @@ def factories_for(
     first = made[0]
     spec = first.spec if isinstance(first, SpecFactory) and all(factory is first for factory in made) else None
     # Slots that share a factory go on sharing it: it travels to a worker once.
-    around = {id(factory): _around(factory, wrappers, with_state) for factory in made}
+    around = {id(factory): WrappedFactory(factory, tuple(wrappers)) if wrappers else factory for factory in made}
     return tuple(around[id(factory)] for factory in made), spec
-
-
-def _around(factory: Factory, wrappers: Sequence[Callable[[Any], Any]], with_state: bool) -> Factory:
-    if wrappers:
-        factory = WrappedFactory(factory, tuple(wrappers))
-    return WithState(factory) if with_state else factory
 
 
 def _portable(spec: EnvSpec) -> EnvSpec:

@@ -56,14 +56,11 @@ class Slab:
         }
         self.obs_leaves = layout.obs_leaves
         self.action_leaves = layout.action_leaves
+        kinds = {"obs": self.obs_leaves, "final_obs": self.obs_leaves, "action": self.action_leaves}
         # Objects of mailbox leaves: per leaf index a list with one object per slot. Never in shared memory.
         self.mail: dict[str, dict[int, list[Any]]] = {
             kind: {i: [None] * num_slots for i, leaf in enumerate(leaves) if not leaf.is_column}
-            for kind, leaves in (
-                ("obs", self.obs_leaves),
-                ("final_obs", self.obs_leaves),
-                ("action", self.action_leaves),
-            )
+            for kind, leaves in kinds.items()
         }
         #: What `keep` copies: (rows, where they are kept). Empty where rows travel by value: those are whole or absent.
         self.kept = [
@@ -73,12 +70,7 @@ class Slab:
             {i: [None] * num_slots for i in self.mail["obs"]} if keep and keep_obs else {}
         )
         self._leaf_arrays = {
-            kind: [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))]
-            for kind, leaves in (
-                ("obs", self.obs_leaves),
-                ("final_obs", self.obs_leaves),
-                ("action", self.action_leaves),
-            )
+            kind: [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))] for kind, leaves in kinds.items()
         }
         # Where the value is one array, that array: most spaces are, and looking it up is on every batch's way.
         self._only = {

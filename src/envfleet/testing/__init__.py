@@ -96,7 +96,7 @@ class Stream:
         flags = np.stack([batch.terminated, batch.truncated, batch.scored, batch.active], axis=1)
         for i, slot in enumerate(batch.slots.tolist()):
             parts = scalars[i].tobytes() + numbers[i].tobytes() + flags[i].tobytes() + canonical(obs[i])
-            parts += batch.ended[i].tobytes() + canonical([column[i] for column in batch._columns.values()])
+            parts += batch.ended[i].tobytes() + canonical([column[i] for column in batch.columns.values()])
             if ended[i]:
                 parts += canonical(final_obs[i])
             if self.with_info:

@@ -13,7 +13,6 @@ which kills it too.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import pickle
 import select
@@ -68,12 +67,11 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
         return
     fds = channel.recv_fds(message["num_fds"])
     try:
-        module, function = message["entry"]
         if method == "spawn":
-            process = launch(module, function, [*fds, os.getpid()], fds)
+            process = launch("envfleet.workers.worker", "worker_main", [*fds, os.getpid()], fds)
             launched[process.pid], pid = process, process.pid
         else:
-            pid = _fork_worker(channel, module, function, fds, wake)
+            pid = _fork_worker(channel, fds, wake)
     except OSError as error:  # no memory, too many processes: one worker is missing, the others go on
         channel.send(pickle.dumps((FromKeeper.REFUSED, message["ticket"], str(error))))
         return
@@ -84,7 +82,7 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
     channel.send(pickle.dumps((FromKeeper.STARTED, message["ticket"], pid)))
 
 
-def _fork_worker(channel: Channel, module: str, function: str, fds: list[int], wake: tuple[int, int]) -> int:
+def _fork_worker(channel: Channel, fds: list[int], wake: tuple[int, int]) -> int:
     keeper = os.getpid()
     pid = os.fork()
     if pid:
@@ -97,7 +95,9 @@ def _fork_worker(channel: Channel, module: str, function: str, fds: list[int], w
         for fd in wake:
             os.close(fd)
         os.setsid()
-        getattr(importlib.import_module(module), function)(*fds, keeper)
+        from envfleet.workers.worker import worker_main
+
+        worker_main(*fds, keeper)  # type: ignore[call-arg]  # three descriptors
         code = 0
     except BaseException:
         traceback.print_exc()

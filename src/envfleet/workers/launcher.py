@@ -18,8 +18,6 @@ from envfleet.workers.keeper import checked_pid, keeper_main, launch
 from envfleet.workers.protocol import FromKeeper, ToKeeper
 
 START_METHODS = ("forkserver", "spawn", "fork")
-#: What a fleet's worker process runs.
-FLEET_WORKER = ("envfleet.workers.worker", "worker_main")
 
 # Parent ends of every live fleet: a forked keeper closes its copies, so that a socket's end is seen when it ends.
 _parent_ends: set[ParentChannel] = set()
@@ -110,17 +108,15 @@ class Keeper:
             self.channel.eof = True
             raise KeeperLost from None
 
-    def request_worker(self, files: Sequence[HasFileno], entry: tuple[str, str] = FLEET_WORKER) -> int:
-        """Ask for a process that runs `module.function(*descriptors, keeper's pid)`; returns the ticket of the request."""
+    def request_worker(self, files: Sequence[HasFileno]) -> int:
+        """Ask for a process that runs `worker_main(*descriptors, keeper's pid)`; returns the ticket of the request."""
         self._ticket += 1
-        self._send({"what": ToKeeper.START, "ticket": self._ticket, "num_fds": len(files), "entry": entry}, files)
+        self._send({"what": ToKeeper.START, "ticket": self._ticket, "num_fds": len(files)}, files)
         return self._ticket
 
-    def start_worker(
-        self, worker: int, files: Sequence[HasFileno], timeout_s: float = 60.0, entry: tuple[str, str] = FLEET_WORKER
-    ) -> int:
+    def start_worker(self, worker: int, files: Sequence[HasFileno], timeout_s: float = 60.0) -> int:
         """`request_worker`, and wait for its pid."""
-        ticket = self.request_worker(files, entry)
+        ticket = self.request_worker(files)
         deadline = time.monotonic() + timeout_s
         while ticket not in self.pids:
             self.poll(deadline - time.monotonic())

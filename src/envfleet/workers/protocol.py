@@ -53,7 +53,7 @@ class ToKeeper:
     """Names of messages to the keeper: pickled dicts, the name under "what"."""
 
     SETUP = "setup"  # path: sys.path of the parent
-    START = "start"  # ticket, num_fds, entry: start a worker; its descriptors follow
+    START = "start"  # ticket, num_fds: start a worker; its descriptors follow
 
 
 class FromKeeper:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,8 +20,16 @@ from envfleet.slots.slab import Slab, Slots
 #: A slot as the fleet sees it: the caller's, sent, finished but not yet received.
 IDLE, OUT, DONE = 0, 1, 2
 
+
+class Keep:
+    """The type of `KEEP`."""
+
+    def __repr__(self) -> str:
+        return "KEEP"
+
+
 #: In `assign`: leave this slot's task as it is.
-KEEP: Any = type("Keep", (), {"__repr__": lambda self: "KEEP"})()
+KEEP: Final = Keep()
 
 
 class SlotTable:

@@ -165,7 +165,7 @@ def test_actions_for_nobody_are_ignored_or_refused():
         joint.reset()
         joint.step([1, 1, 0])
     ignoring.step([1, 1, 0])
-    with pytest.raises(ef.BadArgument, match=r"an action for b, who is not there.*dead_actions='ignore'"):
+    with pytest.raises(ef.BadArgument, match=r"an action for b, which is not there.*dead_actions='ignore'"):
         refusing.step([1, 1, 0])
     refusing.step([1, 0, 0])
 

@@ -101,7 +101,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """The agents' action masks one after the other, as sb3-contrib's MaskablePPO asks for them.
 
-        Only for Discrete agents. Who has no mask may do everything; who is not there may only do the first action.
+        Only for Discrete agents. Without a mask every action is legal; an agent that is not there has only the first action.
         """
         masks = []
         for agent in self.agents:
@@ -146,7 +146,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         for agent, part in self._parts.items():
             if agent not in self._active and np.any(joint[part]):
                 raise BadArgument(
-                    f"an action for {agent}, who is not there: give zeros where info['active'] is 0, "
+                    f"an action for {agent}, which is not there: give zeros where info['active'] is 0, "
                     "or dead_actions='ignore'"
                 )
 

@@ -1,6 +1,6 @@
 """Which environments `auto` may step in the caller's own process: those whose code we know. One short list, by name.
 
-An env in the caller's process can end that process (a crash) or stop it for ever (a hang). So only code that is known to do
+An env in the caller's process can end that process (a crash) or block it (a hang). So only code that is known to do
 neither runs there unasked; whatever else, users' own code first of all, gets worker processes. `isolate=False` is the
 user's word that an env is to be trusted, and `isolate=True` that none is.
 """

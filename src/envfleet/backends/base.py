@@ -25,7 +25,7 @@ class Backend(abc.ABC):
     `start` builds every env and reports each (a description or a failure); `attach` gives the rows; from then on the
     fleet writes actions and commands into rows, `submit`s slots, and `wait`s for them.
 
-    Whose a slot is, is told by numbers. `submit` gives it a new turn (`given`), and when the row of that turn is written
+    Numbers say whose a slot is. `submit` gives it a new turn (`given`), and when the row of that turn is written
     and nothing of it is missing, the backend says so (`done`). A slot with `done != given` is out, and its row is the
     backend's. Both change in one step each, at the moment when it has really happened, so that an exception at any
     point of `submit` or `wait` (Ctrl-C, a signal handler that raises) leaves every slot either not handed over or out.
@@ -40,7 +40,7 @@ class Backend(abc.ABC):
     #: Whether a slot whose call was abandoned may be rebuilt (else it is quarantined).
     can_rebuild_abandoned = False
     #: Called, in whatever thread, when something may be there for `wait`: for callers who wait in an event loop of
-    #: their own. Set it before `start`. Workers that are processes are heard by `sockets` instead.
+    #: their own. Set it before `start`. For workers that are processes, use `sockets` instead.
     on_done: Callable[[], None] | None = None
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Backend(abc.ABC):
         self.start_method: str | None = None
         self.worker_of: np.ndarray[Any, Any]  # [slot] -> worker
         self.pulses: list[Pulse] = []
-        self.info: dict[int, Any] = {}  # by slot: a dict, or the bytes of one, unpickled only when someone looks
+        self.info: dict[int, Any] = {}  # by slot: a dict, or the bytes of one, unpickled only when it is read
         self.final_info: dict[int, Any] = {}
         self.given: Turns = np.zeros(0, np.uint32)  # [slot]: how often it was handed over
         self.done: Turns = np.zeros(0, np.uint32)  # [slot]: the last turn whose row is complete
@@ -138,11 +138,11 @@ class Backend(abc.ABC):
         return self.slab.delivered(slot, int(self.given[slot]))
 
     def pulse_of(self, slot: int) -> Pulse:
-        """The pulse that tells of this slot."""
+        """The pulse of this slot."""
         return self.pulses[int(self.worker_of[slot])]
 
     def has_deadline(self, slot: int) -> bool:
-        """Whether this slot is driven by someone whose silence would be a fault: not where the caller steps it itself."""
+        """Whether silence of this slot is a fault. False where the caller steps it itself."""
         return True
 
     def runnable(self) -> list[int] | None:

@@ -13,7 +13,7 @@ from typing import Any
 class DoneList:
     """Threads `add` slots; one thread `take`s them when enough are there.
 
-    The waiter publishes how many it wants before it looks a last time; a thread that adds looks whether someone waits
+    The waiter publishes how many it wants before it looks a last time; a thread that adds checks for a waiter
     after it has added. Under the GIL one of the two always sees the other, so no wake-up is lost.
 
     Example:

@@ -379,7 +379,7 @@ class ProcessBackend(Backend):
         worker.rest()
 
     def _end_of(self, worker: WorkerHandle) -> int | None:
-        """The exit code of a worker that has hung up; ends it if it lives on."""
+        """The exit code of a worker that has closed its socket; ends it if it still runs."""
         keeper = self._keeper
         assert keeper is not None
         pid = keeper.wanted_pid(worker.ticket, 1.0)

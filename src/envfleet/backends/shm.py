@@ -307,7 +307,7 @@ class ShmBackend(ProcessBackend):
         """Take slots that are the caller's from their workers into this process; why not, of those that cannot be.
 
         The worker packs its env and keeps it. From the moment when `worker_of` names the parent, that copy counts for nothing,
-        and the worker is told to forget it. Before that moment the parent's copy counts for nothing.
+        and the worker is sent FORGET. Before that moment the parent's copy counts for nothing.
         """
         if self.slab.has_mail or self.slab.layout.agents:
             return dict.fromkeys(slots, "objects or many agents in its rows")

@@ -83,7 +83,7 @@ class Batch:
         final_info: dict[int, Any],
         copy: bool = True,
     ) -> None:
-        # All scalars of a row are one record: one copy of bytes here, a view per field when someone looks.
+        # All scalars of a row are one record: one copy of bytes here, a view per field when it is read.
         index: Slots | slice = _as_slice(slots, slab.num_slots)
         raw = slab.raw[index]
         set_ = object.__setattr__

@@ -80,12 +80,12 @@ class SlotTable:
         return pickle.loads(self._task_blobs[task]) if task >= 0 else None
 
     def told_task(self, task: int) -> Any:
-        """The same for a fault's record. A task that can only be read by workers is told in words."""
+        """The same for a fault's record. A task that only workers can read is given as text."""
         value = load_value(self._task_blobs[task], "call") if task >= 0 else None
         return f"<task {task}: {value.summary}>" if isinstance(value, Failure) else value
 
     def task_id(self, value: Any, tell: Callable[[Mapping[int, bytes]], None]) -> int:
-        """The id of a task. A new one is told to the workers; equal values share an id and travel once."""
+        """The id of a task. A new one is sent to the workers; equal values share an id and travel once."""
         if value is None:
             return -1
         blob = pickled(value, "the task")
@@ -114,7 +114,7 @@ class SlotTable:
             self.plain = False
             self._late.setdefault(slot, {}).update(change)
         else:
-            self._write(slab, slot, {**self._late.get(slot, {}), **change})  # what was said last holds
+            self._write(slab, slot, {**self._late.get(slot, {}), **change})  # the last value counts
             self._late.pop(slot, None)
 
     @property

@@ -205,7 +205,7 @@ class Supervisor:
         """Find slots that are out, though their worker's pulse says nothing that would explain it.
 
         A worker that was stopped, whose interpreter is blocked by a thread or a signal handler of the env, or that has lost a
-        message, looks idle for ever. Only time in which the parent looked counts.
+        message, looks idle without end. Only time in which the parent looked counts.
         """
         backend, table, recipe = self.backend, self.table, self.backend.recipe
         out = table.given != table.done

@@ -94,7 +94,7 @@ class Connect4(gymnasium.Env[Any, Any]):
     """Connect Four: four in a line win (+1) or lose (-1), a full board is a draw (0).
 
     `info` has `action_mask` (which columns have room), `legal_actions`, `text` (the board drawn) and, at the
-    end, `winner` (1 the agent, -1 the opponent, 0 nobody).
+    end, `winner` (1 the agent, -1 the opponent, 0 a draw).
 
     Args:
         opponent: "random", or "minimax-1" / "minimax-2": that many moves ahead, ties broken at random.

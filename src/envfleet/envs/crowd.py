@@ -1,4 +1,4 @@
-"""A crowd: agents are born and die at random, by a seeded generator. For tests of whatever has to bear that."""
+"""An environment whose agents appear and end at random, by a seeded generator. For tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ with from_extra("multiagent"):
 
 
 class Crowd(ParallelEnv[str, Any, Any]):  # type: ignore[misc]
-    """Walkers who come and go; with `mixed`, guards among them, who see and act in other spaces.
+    """Walkers that appear and end; with `mixed`, also guards, which have other spaces.
 
     Each step an agent dies with probability `death` (terminated, or truncated one time in four) and each absent one is born
-    with probability `birth`. The episode ends when nobody is left, or by truncation of all after `max_cycles`.
-    A newborn is greeted with a reward it did nothing for. With `birth` and `death` 0 all ends are truncations.
+    with probability `birth`. The episode ends when no agent is left, or by truncation of all after `max_cycles`.
+    A new agent gets a reward before its first action. With `birth` and `death` 0 all ends are truncations.
 
     Example:
         >>> env = Crowd(num_agents=3, death=0.0, birth=0.0, max_cycles=2)
@@ -76,7 +76,7 @@ class Crowd(ParallelEnv[str, Any, Any]):  # type: ignore[misc]
         return {agent: self._see(agent, 0) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """Everyone who is there acts; then some die and some are born."""
+        """All agents act; then some end and some appear."""
         if set(actions) != set(self.agents):
             raise ValueError(f"actions of {sorted(actions)}, but {sorted(self.agents)} are here")
         self._time += 1

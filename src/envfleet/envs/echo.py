@@ -1,4 +1,4 @@
-"""Echo: says back what it is told. The smallest environment that still has rewards, ends and latency."""
+"""Echo: returns what it is sent. The smallest environment that still has rewards, ends and latency."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class GridModel:
                 inner[cell] = 0
 
     def _draw_pair(self, rng: np.random.Generator) -> tuple[Cell, Cell, npt.NDArray[np.int64]]:
-        """A start and a goal, both nobody else's, far enough apart; the farthest goal if none is."""
+        """A start and a goal that no other agent has, far enough apart; the farthest goal if none is."""
         free = [cell for cell in map(_cell, np.argwhere(self._inner() == 0)) if cell not in self.goals]
         best: tuple[int, Cell, Cell] = (0, free[0], free[0])
         for index in rng.permutation(len(free)):
@@ -131,7 +131,7 @@ class GridModel:
     # -- a cycle ---------------------------------------------------------------------------------------------------
 
     def cycle(self, actions: Mapping[int, int]) -> tuple[dict[int, float], set[int]]:
-        """Move the agents that act; gives their rewards and who has arrived."""
+        """Move the agents that act; returns their rewards and those that have arrived."""
         rewards, arrived = {}, set()
         for agent in sorted(actions):
             before, after = self.cells[agent], self._target(agent, actions[agent])

@@ -135,7 +135,7 @@ class GridWorldEnvMultiAgent(_Grid, AECEnv):  # type: ignore[misc]
     Args:
         size: cells a side.
         num_agents: how many agents, each with a goal.
-        num_obstacles: cells nobody can enter; the rest stays connected.
+        num_obstacles: cells that cannot be entered; the rest stays connected.
         max_cycles: the limit of an episode, in moves of each agent.
         view: how many cells an agent sees in each direction.
         reward: "shaped" or "sparse".

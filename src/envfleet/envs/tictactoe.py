@@ -52,7 +52,7 @@ class Minimax:
         return int(rng.choice(squares[values == values.max()]))
 
     def _value(self, own: Bools, other: Bools, square: int, depth: int) -> int:
-        """What a move is worth to whoever makes it: 1 won, 0 open or drawn, -1 lost, within `depth` plies."""
+        """The value of a move for the player who makes it: 1 won, 0 open or drawn, -1 lost, within `depth` plies."""
         own[square] = True
         try:
             if has_line(own):

@@ -17,7 +17,7 @@ KINDS: dict[str, type[FaultError]] = {"failed": EnvFailed, "timeout": EnvTimeout
 
 #: The most that is kept of an exception's words, of its traceback, and of the exception itself.
 _MAX_SUMMARY, _MAX_TRACEBACK, _MAX_PICKLE = 2_000, 32_000, 1 << 20
-#: How many exceptions of a chain, and frames of each, are told.
+#: How many exceptions of a chain, and frames of each, are kept.
 _MAX_CHAIN, _MAX_FRAMES = 8, 30
 
 

@@ -1,4 +1,4 @@
-"""`AgentEnv`: what the slot life holds where an env has many agents. It says what each agent saw, earned and is owed.
+"""`AgentEnv`: what the slot life holds where an env has many agents. It says what each agent observed, earned, and has still to be given.
 
 It looks like an env to the slot life. Its spaces are joint ones: every agent's part, in the order of
 `possible_agents`. `step` and `reset` are the calls the life makes; `take` and `begin` read what they returned into
@@ -183,7 +183,7 @@ class AgentEnv(abc.ABC):
             array[...] = value
 
     def _clear(self) -> None:
-        """A new episode: no agent is there, none is owed a reward."""
+        """A new episode: no agent is there, no reward is outstanding."""
         for i, active in enumerate(self.active):
             if active:
                 self._hide(i)

@@ -84,7 +84,7 @@ class AgentRow:
             agent_env.has_final = False
 
     def begin(self, agent_env: Any) -> None:
-        """A new episode: who is there, and what they were given for nothing."""
+        """A new episode: which agents are there, and rewards that came before any action."""
         slot = self.slot
         self.head["active"][slot], self.head["pending"][slot] = agent_env.active, agent_env.pending
         self.head["now_return"][slot] = agent_env.earned
@@ -102,7 +102,7 @@ class AgentRow:
         self._count.pack_into(self._memory, self._count_at, row.step + 1, *row.ep_return)
 
     def write_head(self, row: Transition, agent_env: Any) -> None:
-        """The transition, and who is active now: two runs of bytes, because a row has dozens of small fields."""
+        """The transition, and which agents are active now: two runs of bytes, because a row has dozens of small fields."""
         self._front.pack_into(
             self._memory, self._front_at, *row.reward, *row.ep_return,
             row.episode, row.step, row.step + 1, row.task, row.seed,

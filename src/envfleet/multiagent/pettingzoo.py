@@ -100,7 +100,7 @@ class ParallelAgentEnv(AgentEnv):
             if self.active[i]:
                 self._remember(i)
                 self._hide(i)
-            self.pending[i] = opened and there  # it lives on without an observation: its transition stays open
+            self.pending[i] = opened and there  # alive without an observation: its transition stays open
             if opened and not there:
                 # One that is gone without a word has reached an end it could not see.
                 self._finish(i, obs.get(agent), ends or not cut, cut)
@@ -201,7 +201,7 @@ class AecAgentEnv(AgentEnv):
 
 
 def _below_wrappers(env: Any) -> Any:
-    """The env below PettingZoo's own wrappers, when what agents are told can be read there; None when it cannot.
+    """The env below PettingZoo's own wrappers, when results can be read there; None when it cannot.
 
     Every attribute of a wrapped env is looked up through all its wrappers, a dozen of them a step. PettingZoo's own change
     nothing but actions and checks and keep their state below; of any other wrapper nothing is known.

@@ -131,7 +131,7 @@ class Slab:
     def keep(self, slot: int, turn: int) -> None:
         """Keep a copy of the row as it was delivered, before this turn's advance writes into it.
 
-        If the advance does not end well (its process died, its call was given up), the fault row tells of this copy, and
+        If the advance does not end well (its process died, its call was given up), the fault row is made from this copy, and
         not of a row that is half written or was never delivered. Without fault rows (`on_fault="raise"`) the head is enough.
         """
         if not self.kept:

@@ -104,7 +104,7 @@ class SlotLife:
         self.env = env if self._many_agents is None else self._many_agents.adapt(env)
 
     def drop(self) -> None:
-        """Forget the env without closing it: it lives on elsewhere, or never was."""
+        """Forget the env without closing it: another process has it now, or it was never built."""
         if self.env is not None:
             self.release()
             self.env = None
@@ -172,7 +172,7 @@ class SlotLife:
         if self.joint is not None:
             yield from self._take_joint_step(result, self.joint)
             return
-        # The head is written last and `obs` before it: if any part of the result is bad, the row still tells of the
+        # The head is written last and `obs` before it: if any part of the result is bad, the row still describes the
         # last good transition.
         slot = self.slot
         obs, reward, terminated, truncated, info = unpack_result(result, 5, "step")

@@ -82,7 +82,7 @@ class Spoken(gym.Env[Any, Any]):
         return {"text": "", "count": 0, "many": ()}, {}
 
     def step(self, action: Any) -> Any:
-        """Repeat what was said."""
+        """Return the argument."""
         self.said.append(action["say"])
         obs = {"text": action["say"], "count": len(self.said), "many": tuple(range(len(self.said)))}
         return obs, float(action["push"]), len(self.said) == 3, False, {}

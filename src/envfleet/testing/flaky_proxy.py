@@ -36,7 +36,7 @@ class _Pair:
 class ChaosProxy:
     """Stands between a client and a server and, for a share of the chunks that pass, stalls or cuts.
 
-    A stalled chunk is delivered late, not lost: whoever gave up waiting and asks again on the same connection
+    A stalled chunk is delivered late, not lost: a client that gave up waiting and asks again on the same connection
     would read the old answer. A cut resets both sides. `calm()` ends the faults, `cut_all()` drops every
     connection now, `refuse(True)` turns new ones away as a server does that is down.
 

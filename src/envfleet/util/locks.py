@@ -1,4 +1,4 @@
-"""One writer at a time in a folder: a lock that goes with its process, however it ends, and names its owner."""
+"""One writer at a time in a folder: a lock that ends with its process, also by SIGKILL, and names its owner."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FolderLock:
     def _take(self, what: str) -> None:
         try:
             import fcntl
-        except ImportError:  # no such locks on this system; writing twice at once is then the user's care
+        except ImportError:  # no such locks on this system; two writers at once are then not noticed
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -116,7 +116,7 @@ class SharedMap:
     def open(self, compiled: Any, segment: Segment, me: int, board: Any = None) -> tuple[Any, np.ndarray[Any, Any]]:
         """The doorbell as worker `me` (-1: a parent that does not step) and the infos, one row of bytes per slot.
 
-        `board`: where a parent is told of turns, see `Backend`; a worker has none.
+        `board`: where the parent counts turns, see `Backend`; a worker has none.
         """
         memory = memoryview(segment.map).cast("B")[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
         # A parent that only waits must not spin on a core that a worker needs. Waking it is cheap there: no core is idle.

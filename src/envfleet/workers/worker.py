@@ -182,7 +182,7 @@ class Worker:
     def _advance_one(self, slot: int) -> None:
         life = self.lives[slot]
         if self.runner is None or self.exchange is not None:
-            # With the doorbell, the compiled life leaves infos where only the doorbell tells of them: not for a slot that came
+            # With the doorbell, the compiled life leaves infos where only the doorbell finds them: not for a slot that came
             # over the socket, behind a message that was too long to be there already.
             life.release()
             drive_here(life, life.advance(), self.pulse.enter)
@@ -287,7 +287,7 @@ class Worker:
         self._reply(FromWorker.CALLED, slot, ticket, answer)
 
     def pulse_of(self, slot: int) -> Pulse:
-        """The pulse that tells of this slot."""
+        """The pulse of this slot."""
         return self.pulse
 
     def _run(self, function: Callable[[Callable[[Any], Any]], Any]) -> None:

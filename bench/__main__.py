@@ -39,15 +39,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=positive, help="slices of each contestant (default: 25)")
     parser.add_argument("--seconds", type=float, help="length of a slice (default: 0.15)")
     parser.add_argument("--out", metavar="FILE", help="results file (default: bench/results/<date>.json)")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with --out, or the latest results: only missing cases"
-    )
+    parser.add_argument("--resume", action="store_true", help="go on with --out, or the latest results: only missing cases")
     parser.add_argument("--report", action="store_true", help="measure nothing: write tables and plots from results")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/performance.md and docs/images alone")
     parser.add_argument("--list", action="store_true", help="list the cases and how long they take")
-    parser.add_argument(
-        "--peers-everywhere", action="store_true", help="peers at 8 and 256 slots too: several times as long"
-    )
+    parser.add_argument("--peers-everywhere", action="store_true", help="peers at 8 and 256 slots too: several times as long")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
     pairs = args.pairs or (QUICK_PAIRS if args.quick else 25)
     seconds = args.seconds or (QUICK_SECONDS if args.quick else 0.15)
     chosen = [
-        case
-        for case in (quick_cases() if args.quick else cases(args.peers_everywhere))
-        if re.search(args.only or "", case.name)
+        case for case in (quick_cases() if args.quick else cases(args.peers_everywhere)) if re.search(args.only or "", case.name)
     ]
     if args.list:
         for case in chosen:

@@ -96,9 +96,7 @@ def race(case: Case, rounds: int, seconds: float, max_foreign: float) -> dict[st
         for one in open_now.values():
             one.close()
     foreign = estimate([one.foreign for each in slices.values() for one in each.values()]).median
-    print(
-        f"  {thrown} slices measured again; strangers used {foreign:.0%} of the CPUs in the rest", *failed, sep="\n  "
-    )
+    print(f"  {thrown} slices measured again; strangers used {foreign:.0%} of the CPUs in the rest", *failed, sep="\n  ")
     return {name: each for name, each in slices.items() if each}
 
 

@@ -172,9 +172,7 @@ class Policy:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self._torch, layer = torch, torch.nn
-        self._net = layer.Sequential(
-            layer.Linear(84, 64), layer.Tanh(), layer.Linear(64, 64), layer.Tanh(), layer.Linear(64, 7)
-        )
+        self._net = layer.Sequential(layer.Linear(84, 64), layer.Tanh(), layer.Linear(64, 64), layer.Tanh(), layer.Linear(64, 7))
         self._rng = np.random.default_rng(0)
 
     def __call__(self, boards: Any, masks: Any) -> Any:

@@ -106,10 +106,7 @@ def client_part() -> None:
         ours_cpu, theirs_cpu = (min(r[i][1] for r in rounds) for i in (0, 1))
     print(f"client CPU per step: {ours_cpu * 1e6:.0f} us, official {theirs_cpu * 1e6:.0f} us: ", end="")
     print(f"{ours_cpu / theirs_cpu:.2f} x (wanted: at most 0.60)")
-    print(
-        f"steps per second: {ours_rate:.0f}, official client {theirs_rate:.0f}, the server saturates at {best:.0f}: ",
-        end="",
-    )
+    print(f"steps per second: {ours_rate:.0f}, official client {theirs_rate:.0f}, the server saturates at {best:.0f}: ", end="")
     print(f"{ours_rate / max(best, ours_rate, theirs_rate):.2f} (wanted: at least 0.90)")
 
 

@@ -39,9 +39,7 @@ def show(title: str, steps_of: dict[int, int], total: int, goals: dict[int, floa
             # The workers' CPU time is not this process's, so a ratio of CPU times would flatter them.
             own = f"{cpu / base[1]:6.1f}x" if backend == "serial" else ""
             goal = f"  (goal {goals[num_envs]}x)" if num_envs in goals and backend == "serial" else ""
-            print(
-                f"{num_envs:5d} {backend:>8s} {wall:9,.0f} {cpu:10,.0f} {wall / base[0]:6.1f}x {own}{goal}", flush=True
-            )
+            print(f"{num_envs:5d} {backend:>8s} {wall:9,.0f} {cpu:10,.0f} {wall / base[0]:6.1f}x {own}{goal}", flush=True)
 
 
 def main() -> None:

@@ -87,8 +87,7 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
         _grid(ant, "ant", 8, "limit meeting", "ours shm-async", "ours shm-share-async", *few),
     ]  # fmt: skip
     found += [
-        Case(f"policy-{n}", cartpole, n, tuple(f"policy {who}" for who in special.POLICY_CONTESTANTS))
-        for n in (64, 256, 8)
+        Case(f"policy-{n}", cartpole, n, tuple(f"policy {who}" for who in special.POLICY_CONTESTANTS)) for n in (64, 256, 8)
     ]
     found += [
         _grid("null", "null", 64, "plain", "ours auto", *IN_PROCESS),
@@ -110,14 +109,9 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
     # No target hangs on what follows: shorter slices.
     found += [_grid("null", "null", n, "plain", *few, longer=0.5) for n in (8, 256)]
     found += [_grid(key, key, n, "limit storing", *many, longer=0.5) for key in ("image", "bigimage") for n in (8, 256)]
-    found += [
-        Case(f"unevensleep-{n}", "unevensleep", n, ("ours thread-async", "ours aio-async", *many)) for n in (8, 256)
-    ]
+    found += [Case(f"unevensleep-{n}", "unevensleep", n, ("ours thread-async", "ours aio-async", *many)) for n in (8, 256)]
     found += [Case(f"cartpole-{n}", cartpole, n, _STEP, 0.5) for n in (1024, 4096)]
-    found += [
-        Case("samplefactory-64", cartpole, 64, sample_factory, 0.5),
-        Case("twoagents-64", "two agents", 64, agilerl, 0.5),
-    ]
+    found += [Case("samplefactory-64", cartpole, 64, sample_factory, 0.5), Case("twoagents-64", "two agents", 64, agilerl, 0.5)]
     return found
 
 

@@ -78,9 +78,7 @@ class Plain(Contestant):
             env.close()
 
 
-def meeting_loop(
-    envs: list[Any], actions: Any, seconds: float, words: Any, me: int, processes: int
-) -> tuple[int, float]:
+def meeting_loop(envs: list[Any], actions: Any, seconds: float, words: Any, me: int, processes: int) -> tuple[int, float]:
     """The plain loop, and after every turn all processes wait for the last, spinning on shared words.
 
     Word 0 names the turn at which all stop (process 0 says when); word 8·(i+1) counts the turns process i has made.

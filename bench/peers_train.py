@@ -58,9 +58,7 @@ def ours(env: Any, num_envs: int, arch: str, rnn: str, minibatches: int, learnin
         for _ in range(updates):
             trainer.train_episode_vectorized()
 
-    return Learner(
-        learn, lambda: float(np.mean(trainer.counters.returns)) if trainer.counters.returns else float("nan")
-    )
+    return Learner(learn, lambda: float(np.mean(trainer.counters.returns)) if trainer.counters.returns else float("nan"))
 
 
 def theirs(env: Any, num_envs: int, recurrent: bool, batch: int, width: int | None, learning_rate: float) -> Learner:
@@ -120,10 +118,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{'':66s}      {'steps/s':>8s} {'per cpu-s':>9s} {'return':>7s}")
     if "markov" in rows:
-        our, their = (
-            ours("CartPole-v1", 8, "markov", "gru", 4, 2.5e-4),
-            theirs("CartPole-v1", 8, False, 256, None, 2.5e-4),
-        )
+        our, their = (ours("CartPole-v1", 8, "markov", "gru", 4, 2.5e-4), theirs("CartPole-v1", 8, False, 256, None, 2.5e-4))
         compare("CartPole-v1, 8 envs, minibatches 256", 8, int(98_304 * asked.share), our, their, 2.5)
     # (row, envs, steps per minibatch, steps in all, goal): rl-zoo's minibatches of 256 steps, and four per epoch.
     for row, num_envs, batch, steps, goal in (
@@ -140,14 +135,7 @@ def main() -> None:
 
 
 def recurrent(
-    title: str,
-    num_envs: int,
-    our_batch: int,
-    their_batch: int,
-    rnn: str,
-    width: int | None,
-    steps: int,
-    goal: float | None,
+    title: str, num_envs: int, our_batch: int, their_batch: int, rnn: str, width: int | None, steps: int, goal: float | None
 ) -> None:
     env = cartpole_no_velocity
     our = ours(env, num_envs, "memory", rnn, STEPS * num_envs // our_batch, 1e-3)

@@ -34,9 +34,7 @@ def as_text(results: Mapping[str, Any]) -> str:
     lines = [f"{'case':<15} {'what':<62} {'target':>9}  {'measured':<24} "]
     for row in rows(results):
         if row.measured is not None:
-            lines.append(
-                f"{row.case:<15} {row.what:<62} {_goal(row):>9}  {f'{row.measured}{row.unit}':<24} {row.met.strip('*')}"
-            )
+            lines.append(f"{row.case:<15} {row.what:<62} {_goal(row):>9}  {f'{row.measured}{row.unit}':<24} {row.met.strip('*')}")
     return "\n".join(lines)
 
 
@@ -73,12 +71,8 @@ def _about(results: Mapping[str, Any]) -> str:
     about = results["about"]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     thrown = sum(raw.get("thrown", 0) for raw in results["cases"].values())
-    shares = [
-        one.foreign for rec in Results(results).records.values() for s in rec.slices.values() for one in s.values()
-    ]
-    foreign = (
-        f"{100 * estimate(shares).median:.1f} % in the median, {100 * max(shares):.0f} % at most" if shares else "?"
-    )
+    shares = [one.foreign for rec in Results(results).records.values() for s in rec.slices.values() for one in s.values()]
+    foreign = f"{100 * estimate(shares).median:.1f} % in the median, {100 * max(shares):.0f} % at most" if shares else "?"
     return (
         f"Measured {about['date']} on {about['cpus']} cores ({about['processor']}), Python {about['python']}, {versions}; "
         f"compiled core {about['compiled core']}. {about['options']['pairs']} slices of "
@@ -118,9 +112,7 @@ def _case_tables(results: Mapping[str, Any]) -> str:
                 who + (" (derived)" if derived else ""), short(found.rate(name, who)), "" if share is None else str(share),
                 "" if derived else short(cpu), "" if start is None else f"{start:.2f}",
             ])  # fmt: skip
-        against = (
-            "of the ceiling" if env == "unevensleep" else "of the limit" if base == "limit" else "over SyncVectorEnv"
-        )
+        against = "of the ceiling" if env == "unevensleep" else "of the limit" if base == "limit" else "over SyncVectorEnv"
         title = f"### {TITLES.get(env, env)}{' with a policy' if name.startswith('policy') else ''}, {slots} slots"
         parts.append(title + "\n\n" + _table(["", "steps/s", against, "CPU ns/step", "start s"], lines))
     return "\n\n".join(parts)
@@ -139,9 +131,7 @@ def _cost_table(results: Mapping[str, Any]) -> str:
     counted = found.values("statistics")
     if counted:
         share = f"{1 / (1 + estimate(counted['cost_ns']).median / counted['bare_ns']):.3f} (from the CPU)"
-        lines.append(
-            ["statistics on every step, null env, 64 slots, serial", f"{estimate(counted['cost_ns'])} ns", share]
-        )
+        lines.append(["statistics on every step, null env, 64 slots, serial", f"{estimate(counted['cost_ns'])} ns", share])
     for case, what in (("copy-cartpole", "CartPole-v1"), ("copy-image", "84×84×4 images")):
         share = found.ratio(case, "ours shm-copy", "ours shm")
         if share is not None:
@@ -278,10 +268,7 @@ def _lines(found: Results, path: Path) -> tuple[str, Path]:
         if points:
             axes.plot([n for n, _ in points], [share.median for _, share in points], marker="o", label=name)
             axes.fill_between(
-                [n for n, _ in points],
-                [share.low for _, share in points],
-                [share.high for _, share in points],
-                alpha=0.15,
+                [n for n, _ in points], [share.low for _, share in points], [share.high for _, share in points], alpha=0.15
             )
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)

@@ -68,9 +68,7 @@ def main():
         policy = BatchedPolicy(lambda obs: np.zeros(len(obs), np.int64), max_batch=args.clients, max_wait_s=step_s)
         took, rollouts = seconds(lambda: executor.collect_rollouts(clients(Waiting), policy))
         share = rollouts.total_steps / policy.num_calls
-        print(
-            f"thread, batched policy   {took:.3f} s  {100 * ideal / took:.1f} % of ideal, {share:.1f} steps a policy call"
-        )
+        print(f"thread, batched policy   {took:.3f} s  {100 * ideal / took:.1f} % of ideal, {share:.1f} steps a policy call")
     with AsyncParallelExecutor(max_concurrency=args.clients) as executor:
         for name, kind in (("async clients", AsyncWaiting), ("sync clients", Waiting)):
             took, rollouts = seconds(lambda kind=kind: executor.run(clients(kind), stay))

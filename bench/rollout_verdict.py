@@ -61,9 +61,7 @@ def main():
     print(f"{args.env}, {args.num_envs} environments on {args.backend}, mode {args.mode}: ", end="")
     print(f"{1e6 * statistics.median(base):.2f} us of processor time a step without timing")
     print(f"timing costs {statistics.median(costs):+.2f} % processor time (95 %: {low:+.2f} to {high:+.2f}),")
-    print(
-        f"             {statistics.median(walls):+.2f} % wall time (95 %: {lowest:+.2f} to {highest:+.2f}), {args.pairs} pairs"
-    )
+    print(f"             {statistics.median(walls):+.2f} % wall time (95 %: {lowest:+.2f} to {highest:+.2f}), {args.pairs} pairs")
     print(verdict)
     assert np.isfinite(verdict.total_s)
 

@@ -231,9 +231,7 @@ def say(line: str) -> None:
 def cell(library: str, fault: str) -> str:
     """Run one cell in a process of its own and read what it saw."""
     command = [sys.executable, __file__, "--cell", f"{library}_{fault}"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
     assert process.stdout is not None
     try:
         if fault == "kill_parent":

@@ -33,9 +33,7 @@ def _policy() -> Callable[[Any], Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = torch.nn
-    net = layers.Sequential(
-        layers.Linear(4, 64), layers.Tanh(), layers.Linear(64, 64), layers.Tanh(), layers.Linear(64, 2)
-    )
+    net = layers.Sequential(layers.Linear(4, 64), layers.Tanh(), layers.Linear(64, 64), layers.Tanh(), layers.Linear(64, 2))
 
     def act(obs: Any) -> Any:
         with torch.inference_mode():

@@ -91,8 +91,7 @@ class Record:
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Record:
         slices = {
-            name: {int(turn): Slice(*numbers) for turn, numbers in rows.items()}
-            for name, rows in raw.get("slices", {}).items()
+            name: {int(turn): Slice(*numbers) for turn, numbers in rows.items()} for name, rows in raw.get("slices", {}).items()
         }
         return cls({name: rows for name, rows in slices.items() if rows}, raw.get("values", {}), raw)
 
@@ -101,8 +100,7 @@ def as_json(slices: Mapping[str, Mapping[int, Slice]]) -> dict[str, dict[str, li
     """Slices as lists [steps, seconds, cpu_ns, foreign] by contestant and round."""
     return {
         name: {
-            str(turn): [one.steps, round(one.seconds, 6), round(one.cpu_ns), round(one.foreign, 4)]
-            for turn, one in rows.items()
+            str(turn): [one.steps, round(one.seconds, 6), round(one.cpu_ns), round(one.foreign, 4)] for turn, one in rows.items()
         }
         for name, rows in slices.items()
     }

@@ -91,9 +91,7 @@ def _cartpole(found: Results) -> Iterable[Row]:
     for name, goals in (("ours shm-share", (0.75, 0.92, 0.95)), ("ours shm", (0.50, 0.80, 0.90))):
         for slots, goal in zip((8, 64, 256), goals):
             case = f"cartpole-{slots}"
-            yield Row(
-                case, f"{name}, step, of the limit", goal, found.ratio(case, name, "limit"), note=_meeting(found, case)
-            )
+            yield Row(case, f"{name}, step, of the limit", goal, found.ratio(case, name, "limit"), note=_meeting(found, case))
 
 
 def _meeting(found: Results, case: str) -> str:

@@ -27,9 +27,7 @@ TABLE = """
 PACKAGES = ("envfleet", "envfleet.errors", "envfleet.rollout", "envfleet.remote", "envfleet.train")
 
 #: Values have no docstring of their own.
-VALUES = {
-    "KEEP": "In `Fleet.assign(tasks=[…])`: leave this slot's task as it is.",
-}
+VALUES = {"KEEP": "In `Fleet.assign(tasks=[…])`: leave this slot's task as it is."}
 
 
 def page() -> str:
@@ -49,9 +47,7 @@ def names_of(module: ModuleType) -> list[str]:
     if hasattr(module, "__all__"):
         return list(module.__all__)
     return [
-        name
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"
+        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"
     ]
 
 

@@ -26,9 +26,7 @@ CONFIG = {
 
 def make_env(index, config):
     """Environment number `index`, built in its worker. Only number 0 draws pictures and writes videos."""
-    env = GridWorldEnvMultiAgent(
-        **config["env"], render_mode="rgb_array"
-    )  # SB3 wants one mode for all; it costs nothing
+    env = GridWorldEnvMultiAgent(**config["env"], render_mode="rgb_array")  # SB3 wants one mode for all; it costs nothing
     env = ef.FlattenMultiAgentWrapper(env)  # two agents as one; leave it out for a Gymnasium environment
     if index == 0:
         env = gym.wrappers.RecordVideo(
@@ -52,8 +50,7 @@ def main(config):
     # Here and nowhere else: this function runs in one process, so there is one run, however many workers there are.
     run = wandb.init(project="envfleet-example", config=config, dir=".", mode=os.environ.get("WANDB_MODE", "offline"))
     envs = ef.adapters.sb3.SubprocVecEnv(
-        [functools.partial(make_env, index, config) for index in range(config["num_envs"])],
-        num_workers=config["num_workers"],
+        [functools.partial(make_env, index, config) for index in range(config["num_envs"])], num_workers=config["num_workers"]
     )
     torch.set_num_threads(1)  # a small network is slower on two threads, and the workers want the cores
     model = PPO("MlpPolicy", envs, seed=0, device="cpu", **config["ppo"])

@@ -21,13 +21,7 @@ class Unreliable(EchoClient):
 
 random.seed(0)
 executor = ParallelEnvironmentExecutor(
-    max_workers=8,
-    on_error="retry",
-    max_retries=10,
-    backoff_s=0.005,
-    jitter=0.5,
-    max_rate=5000.0,
-    max_in_flight=4,
+    max_workers=8, on_error="retry", max_retries=10, backoff_s=0.005, jitter=0.5, max_rate=5000.0, max_in_flight=4
 )
 with executor:
     rollouts = executor.collect_rollouts([Unreliable(horizon=20) for _ in range(40)], lambda obs, done: "hello")

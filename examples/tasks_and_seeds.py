@@ -37,6 +37,4 @@ with ef.make(Tasked, 1, backend="serial") as alone:
     while not batch.ended[0]:
         batch = alone.step([0])
 assert batch.length[0] == lengths[slot, episode]
-print(
-    f"{len(lengths)} episodes with the right task; episode {episode} of slot {slot} replayed alone, {batch.length[0]} steps"
-)
+print(f"{len(lengths)} episodes with the right task; episode {episode} of slot {slot} replayed alone, {batch.length[0]} steps")

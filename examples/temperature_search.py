@@ -25,12 +25,7 @@ returns = defaultdict(list)
 with ParallelEnvironmentExecutor(max_workers=8) as executor:
     futures = [
         executor.executor.submit(
-            executor.collect_rollout,
-            gym.make("CartPole-v1"),
-            agent_at(temperature, seed),
-            500,
-            f"temp_{temperature}",
-            seed=seed,
+            executor.collect_rollout, gym.make("CartPole-v1"), agent_at(temperature, seed), 500, f"temp_{temperature}", seed=seed
         )
         for temperature in (0.1, 0.5, 1.0, 5.0)
         for seed in range(8)

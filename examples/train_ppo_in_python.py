@@ -11,9 +11,7 @@ from envfleet.train import PPOConfig, PPOTrainer, load_agent
 
 if __name__ == "__main__":
     folder = tempfile.mkdtemp()
-    config = PPOConfig(
-        env="CartPole-v1", num_envs=8, total_steps=8_192, backend="serial", out=folder, tensorboard=False
-    )
+    config = PPOConfig(env="CartPole-v1", num_envs=8, total_steps=8_192, backend="serial", out=folder, tensorboard=False)
     with PPOTrainer(config) as trainer:
         for _ in range(4):
             result = trainer.train_episode_vectorized()

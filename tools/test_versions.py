@@ -64,9 +64,7 @@ def leg(name: str, python: str, pins: list[str], tests: list[str]) -> bool:
 def _copy_source(target: Path) -> Path:
     """A copy to build from: in the checkout, files of an earlier build would get into the wheel."""
     for folder in ("src", "compiled"):
-        shutil.copytree(
-            ROOT / folder, target / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
-        )
+        shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, target)
     return target

@@ -202,9 +202,7 @@ class CapacityReached(RemoteError):
         self.url, self.active, self.max, self.waited_s = url, active, max, waited_s
         seen = f"{active}/{max} sessions are taken" if max is not None else "every session is taken"
         waited = f" and none came free in {waited_s:g} s" if waited_s else ""
-        super().__init__(
-            f"{url} is full: {seen}{waited}. Raise the server's session limit, add servers, or ask for fewer"
-        )
+        super().__init__(f"{url} is full: {seen}{waited}. Raise the server's session limit, add servers, or ask for fewer")
 
 
 class SessionInterrupted(RemoteError):
@@ -287,14 +285,7 @@ class RolloutFailed(RolloutError):
         super().__init__(f"{where}: {message}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (
-            type(self),
-            self.message,
-            self.env_name,
-            self.phase,
-            self.step,
-            _portable(self.value),
-        )
+        return _rebuild, (type(self), self.message, self.env_name, self.phase, self.step, _portable(self.value))
 
 
 class AgentFailed(RolloutFailed):
@@ -333,9 +324,7 @@ class RunExists(BadArgument):
     """The run folder already holds a run."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(
-            f"{folder} already holds a run: add --resume (resume=True) to go on with it, or choose another folder"
-        )
+        super().__init__(f"{folder} already holds a run: add --resume (resume=True) to go on with it, or choose another folder")
 
 
 class DeviceMissing(BadArgument):
@@ -358,9 +347,7 @@ class FolderBusy(FleetError):
 
     def __init__(self, what: str, folder: Path, owner: dict[str, Any]) -> None:
         self.folder, self.owner = folder, owner
-        who = (
-            f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "its owner is not known"
-        )
+        who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "its owner is not known"
         super().__init__(f"another process is {what} {folder} ({who}): wait for it or end it, or use another folder")
 
 
@@ -447,9 +434,7 @@ def _short(slots: Sequence[int], most: int = 12) -> str:
     return f"[{shown}, … {len(slots)} in all]" if len(slots) > most else f"[{shown}]"
 
 
-def _rebuild(
-    kind: type[RolloutFailed], message: str, env_name: str, phase: str, step: int, value: Any
-) -> RolloutFailed:
+def _rebuild(kind: type[RolloutFailed], message: str, env_name: str, phase: str, step: int, value: Any) -> RolloutFailed:
     return kind(message, env_name=env_name, phase=phase, step=step, value=value)
 
 

@@ -57,10 +57,7 @@ class Run:
             if result["problems"]:
                 core = "compiled" if variables["ENVFLEET_COMPILED"] == "1" else "python"
                 self.failed.append((number, f"{kind[0]} / {kind[1]} ({core})", result["problems"]))
-                print(
-                    f"FAILED --seed {self.seed} --only {number}: {kind}, {core}: {result['problems'][0][:300]}",
-                    flush=True,
-                )
+                print(f"FAILED --seed {self.seed} --only {number}: {kind}, {core}: {result['problems'][0][:300]}", flush=True)
 
     def report(self) -> int:
         """The table; 1 when something failed."""
@@ -100,9 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--theme", default=None)
     parser.add_argument("--only", type=int, default=None, help="run scenario K of the seed again")
     parser.add_argument("--ops", type=int, default=150, help="operations in a scenario")
-    parser.add_argument(
-        "--budget", type=float, default=8.0, help="seconds after which a scenario begins no more of them"
-    )
+    parser.add_argument("--budget", type=float, default=8.0, help="seconds after which a scenario begins no more of them")
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args(argv)
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed

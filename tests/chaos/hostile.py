@@ -77,9 +77,7 @@ def _propagates(pilot: Pilot, ops: dict[int, Op]) -> dict[str, Any]:
 
 def _restarted(pilot: Pilot) -> None:
     batch = pilot.guard("recv", lambda: pilot.fleet.recv(timeout_s=12.0))
-    assert batch.status.tolist() == [FAULT, 0, 0, 0], (
-        f"status {batch.status.tolist()}, faults {len(pilot.fleet.faults)}"
-    )
+    assert batch.status.tolist() == [FAULT, 0, 0, 0], f"status {batch.status.tolist()}, faults {len(pilot.fleet.faults)}"
     pilot.check(batch)
 
 

@@ -202,9 +202,7 @@ class Pilot:
                     model.out = None
             model.murky = True
 
-    def recv(
-        self, slots: list[int] | None, at_least: int | None, timeout_s: float | None, interrupt: bool = False
-    ) -> None:
+    def recv(self, slots: list[int] | None, at_least: int | None, timeout_s: float | None, interrupt: bool = False) -> None:
         """Receive and check."""
         limit_s = PATIENCE_S if timeout_s is None and self.rng.random() < 0.5 else timeout_s
         started = time.monotonic()
@@ -242,18 +240,14 @@ class Pilot:
             self.tally.rows += kind in ("ready", "reset")
             self.tally.fault_rows += kind == "fault"
 
-    def reset(
-        self, slots: list[int], seeded: bool, interrupt: bool = False, by_send: bool = False, mischief: int = 0
-    ) -> None:
+    def reset(self, slots: list[int], seeded: bool, interrupt: bool = False, by_send: bool = False, mischief: int = 0) -> None:
         """Reset slots that are the caller's, with new seeds or none."""
         seeds = [self.new_seed() for _ in slots] if seeded else None
         options = {"mischief": mischief} if mischief else None
         call = self.fleet.send_reset if by_send else self.fleet.reset
         ops = {slot: Op("reset") for slot in slots}
         try:
-            batch = self.guard(
-                "reset", lambda: call(seed=seeds, slots=slots, options=options), interrupt, f"{slots} {seeds}"
-            )
+            batch = self.guard("reset", lambda: call(seed=seeds, slots=slots, options=options), interrupt, f"{slots} {seeds}")
         except INTERRUPTS:
             self._assigned(slots, seeds, None, sure=False)
             self._after_interrupted_send(ops, taken=not by_send)
@@ -331,9 +325,7 @@ class Pilot:
         model.excuse_for(rows, f"call: {CODES[code].name}")
         self.tally.mischiefs += 1
         try:
-            self.guard(
-                "call", lambda: self.fleet.call("ask_badly", code, slots=[slot]), words=f"{slot} {CODES[code].name}"
-            )
+            self.guard("call", lambda: self.fleet.call("ask_badly", code, slots=[slot]), words=f"{slot} {CODES[code].name}")
         except FaultError as error:
             if error.fault.slot != slot:
                 raise Wrong(f"the call was to slot {slot}, the fault names {error.fault.slot}") from error
@@ -398,9 +390,7 @@ class Pilot:
             slots = [model.slot for model in self.slots if not model.dead]
             seeds = [self.new_seed() for _ in slots]
             try:
-                batch = self.guard(
-                    "reset", lambda s=slots, v=seeds: self.fleet.reset(v, slots=s), words=f"{slots} {seeds}"
-                )
+                batch = self.guard("reset", lambda s=slots, v=seeds: self.fleet.reset(v, slots=s), words=f"{slots} {seeds}")
             except FaultError as error:
                 self.check_error(error)
                 batch = None

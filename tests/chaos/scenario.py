@@ -109,9 +109,7 @@ def scenario(way: str, theme: str, seed: int, ops: int = 150, budget_s: float = 
         except Wrong as wrong:
             tally.problems.append(f"wrong: {wrong}\nafter: " + "\n       ".join(pilot.log))
         except FleetError as error:
-            tally.problems.append(
-                f"unexpected: {type(error).__name__}: {error!s:.300}\nafter: " + "\n       ".join(pilot.log)
-            )
+            tally.problems.append(f"unexpected: {type(error).__name__}: {error!s:.300}\nafter: " + "\n       ".join(pilot.log))
         imp.end()
         _close(pilot, tally)
         if pilot.interrupter is not None:

@@ -176,9 +176,7 @@ class SlotModel:
 
     def _ready(self, row: Row, op: Op) -> str:
         wants = self._wants(op)
-        matches = [
-            _settled(seen, row, self.on_end) for want, seen in wants if not _differs(want, row.values, self.shape)
-        ]
+        matches = [_settled(seen, row, self.on_end) for want, seen in wants if not _differs(want, row.values, self.shape)]
         if not matches:
             raise Wrong(self._explain(row, op, wants))
         self.seen = list(dict.fromkeys(matches))
@@ -233,9 +231,7 @@ class SlotModel:
         if canonical(view(state, self.shape)) != canonical(row.obs):
             raise Wrong(f"slot {self.slot}: the observation after a fault is no first one: {np.asarray(numbers)[:6]}")
         if task not in self.tasks or not self._is_seed(seed):
-            raise Wrong(
-                f"slot {self.slot}: rebuilt with seed {seed} and task {task}; allowed {self.seeds}, {self.tasks}"
-            )
+            raise Wrong(f"slot {self.slot}: rebuilt with seed {seed} and task {task}; allowed {self.seeds}, {self.tasks}")
         self.seen = self.delivered = [Seen(state, row.episode + 1, loose=True)]
         self.seeds, self.tasks = {None}, {task}
         # Not 0: a second signal to the same worker may be on its way.

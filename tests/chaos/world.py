@@ -86,9 +86,7 @@ def story_of(state: State) -> str:
 def view(state: State, shape: str) -> Any:
     """The observation of a state."""
     if shape in ("wide", "huge"):
-        return np.resize(
-            numbers_of(state), _WIDE if shape == "wide" else _HUGE
-        )  # the state over and over: a torn copy shows
+        return np.resize(numbers_of(state), _WIDE if shape == "wide" else _HUGE)  # the state over and over: a torn copy shows
     return {"row": numbers_of(state), "story": story_of(state)} if shape == "mail" else numbers_of(state)
 
 

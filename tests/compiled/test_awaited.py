@@ -18,9 +18,7 @@ from envfleet.testing import record, wait_until
 LIVES = pytest.mark.parametrize(
     "compiled",
     [
-        pytest.param(
-            "1", id="compiled", marks=pytest.mark.skipif(compiled_core.load() is None, reason=compiled_core.status())
-        ),
+        pytest.param("1", id="compiled", marks=pytest.mark.skipif(compiled_core.load() is None, reason=compiled_core.status())),
         pytest.param("0", id="python"),
     ],
 )
@@ -139,9 +137,7 @@ fallen: list[Any] = []
 
 
 @LIVES
-@pytest.mark.parametrize(
-    "error", [RuntimeError, KeyboardInterrupt, asyncio.CancelledError, SystemExit, StopAsyncIteration]
-)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, asyncio.CancelledError, SystemExit, StopAsyncIteration])
 def test_whatever_an_awaited_step_raises_is_a_fault_of_its_slot(
     error: type[BaseException], compiled: str, monkeypatch: Any
 ) -> None:

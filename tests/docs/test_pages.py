@@ -42,9 +42,7 @@ def python_of(page: Path) -> str:
 def run_script(script: Path, folder: Path) -> None:
     """Run a script as a user would, in an empty folder; a missing optional part is a skip that says which."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=280, env=env
-    )
+    done = subprocess.run([sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=280, env=env)
     last = (done.stderr.strip().splitlines() or [""])[-1]
     if done.returncode and re.match(r"(envfleet\.errors\.MissingExtra|ModuleNotFoundError)", last):
         pytest.skip(last)
@@ -64,9 +62,7 @@ def test_an_example_runs(example, tmp_path):
 
 
 def modules() -> list[str]:
-    return [
-        module.name for module in pkgutil.walk_packages(envfleet.__path__, "envfleet.") if "__main__" not in module.name
-    ]
+    return [module.name for module in pkgutil.walk_packages(envfleet.__path__, "envfleet.") if "__main__" not in module.name]
 
 
 @pytest.mark.parametrize("name", modules())

@@ -37,14 +37,7 @@ def check(tmp_path: Path, source: str) -> str:
     config = tmp_path / "mypy.ini"
     # torch alone would take a minute to read, and no public name of ours is one of its.
     config.write_text("[mypy]\nignore_missing_imports = True\n[mypy-torch.*]\nfollow_imports = skip\n")
-    options = [
-        "--no-error-summary",
-        "--cache-dir",
-        str(tmp_path),
-        "--config-file",
-        str(config),
-        "--follow-imports=silent",
-    ]
+    options = ["--no-error-summary", "--cache-dir", str(tmp_path), "--config-file", str(config), "--follow-imports=silent"]
     done = subprocess.run([sys.executable, "-m", "mypy", *options, str(path)], capture_output=True, text=True)
     return done.stdout + done.stderr
 

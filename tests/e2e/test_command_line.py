@@ -24,9 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "envfleet", *words], capture_output=True, text=True, timeout=120, **options
-    )
+    return subprocess.run([sys.executable, "-m", "envfleet", *words], capture_output=True, text=True, timeout=120, **options)
 
 
 @pytest.mark.parametrize("name", sorted([*COMMANDS, *ALIASES]))
@@ -50,10 +48,7 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch, capsys):
     for name in [name for name in sys.modules if name.startswith(("envfleet.train", "envfleet.networks"))]:
         monkeypatch.delitem(sys.modules, name)
     assert main(["train", "CartPole-v1"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "envfleet: 'torch' is not available here. Install it: pip install \"envfleet[train]\"\n"
-    )
+    assert capsys.readouterr().err == "envfleet: 'torch' is not available here. Install it: pip install \"envfleet[train]\"\n"
 
 
 @pytest.mark.parametrize(
@@ -82,9 +77,7 @@ def test_errors_are_one_line_unless_a_traceback_is_asked_for():
     assert short.returncode == 2
     assert short.stderr.startswith("envfleet: unknown environment 'Nope-v1'") and short.stderr.count("\n") == 1
     assert "Traceback" in run("demo", "--backends", "--env", "Nope-v1", "--traceback").stderr
-    assert (
-        "Traceback" in run("demo", "--backends", "--env", "Nope-v1", env={**os.environ, "ENVFLEET_DEBUG": "1"}).stderr
-    )
+    assert "Traceback" in run("demo", "--backends", "--env", "Nope-v1", env={**os.environ, "ENVFLEET_DEBUG": "1"}).stderr
 
 
 def test_a_failing_env_is_one_line_with_its_address(tmp_path):
@@ -116,10 +109,7 @@ def run_command(folder: Path, env: str) -> subprocess.Popen[str]:
                     fleet.step([0, 0])
         """)
     )
-    code = (
-        "import sys; from envfleet.cli.main import main, COMMANDS; COMMANDS['own'] = 'own_command'; "
-        "sys.exit(main(['own']))"
-    )
+    code = "import sys; from envfleet.cli.main import main, COMMANDS; COMMANDS['own'] = 'own_command'; sys.exit(main(['own']))"
     search = os.pathsep.join([str(folder), *sys.path])
     return subprocess.Popen(
         [sys.executable, "-c", code],

@@ -26,12 +26,7 @@ def run(script: str, tmp_path: Path, *args: str, **options: Any) -> subprocess.P
     path.write_text(textwrap.dedent(script))
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     return subprocess.Popen(
-        [sys.executable, str(path), *args],
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
+        [sys.executable, str(path), *args], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
     )
 
 

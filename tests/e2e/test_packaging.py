@@ -65,9 +65,7 @@ def test_the_sdist_installs_and_works_without_a_compiler(built, tmp_path):
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     bare |= {"CC": "/bin/false", "CXX": "/bin/false"}
     (sdist,) = built.glob("envfleet-*.tar.gz")
-    run(
-        python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", sdist, env=bare, cwd=tmp_path
-    )
+    run(python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", sdist, env=bare, cwd=tmp_path)
     code = (
         "import envfleet as ef\n"
         "with ef.make('CartPole-v1', 2, backend='shm', num_workers=2) as fleet:\n"

@@ -14,10 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.full
 def test_our_column_is_what_the_readme_says():
     done = subprocess.run(
-        [sys.executable, str(ROOT / "bench/side_by_side.py"), "--only", "envfleet"],
-        capture_output=True,
-        text=True,
-        timeout=200,
+        [sys.executable, str(ROOT / "bench/side_by_side.py"), "--only", "envfleet"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()[2:]

@@ -57,8 +57,6 @@ class Prepared:
             given = [(list(cases.values()), {"ENVFLEET_COMPILED": core}) for (core, _), cases in self._batches.items()]
             found = run_batches(given)
             self._results = {
-                key: result
-                for cases, results in zip(self._batches.values(), found)
-                for key, result in zip(cases, results)
+                key: result for cases, results in zip(self._batches.values(), found) for key, result in zip(cases, results)
             }
         return self._results[key]

@@ -16,9 +16,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {}
 
 
 def _add(name: str, ways: tuple[str, ...], *variants: dict[str, Any]) -> None:
-    for (w, way), (v, variant), (c, core) in itertools.product(
-        enumerate(ways), enumerate(variants or ({},)), enumerate(CORES)
-    ):
+    for (w, way), (v, variant), (c, core) in itertools.product(enumerate(ways), enumerate(variants or ({},)), enumerate(CORES)):
         words = "-".join(str(value) for value in variant.values())
         key = "-".join(filter(None, (name, way, words, "compiled" if core == "1" else "python")))
         CASES[key] = core, way, case(name, way=way, **variant), c != (w + v // 2) % 2 or (name in SLOW and w != v % 2)
@@ -29,9 +27,7 @@ def _each(name: str, *values: Any, **fixed: Any) -> list[dict[str, Any]]:
 
 
 ENDS = [{"on_fault": on_fault, "kind": kind} for on_fault in ("restart", "raise") for kind in ("int", "foreign")]
-FORKS = [
-    {"how": how, "where": where} for how in ("fork_returns_later", "fork_raises") for where in ("step", "reset", "init")
-]
+FORKS = [{"how": how, "where": where} for how in ("fork_returns_later", "fork_raises") for where in ("step", "reset", "init")]
 MAIL = [{"what": what, "on_fault": "restart"} for what in ("mail_bomb", "mail_exit", "mail_lock", "info_bomb")]
 CALLS = [{"what": f"call_{what}", "on_fault": "raise"} for what in ("info_bomb", "info_lock", "str_raises_base")]
 WRITING = [
@@ -40,9 +36,7 @@ WRITING = [
 ] + [{"how": "dies_in_mail", "shape": "mail"}]  # fmt: skip
 
 SPOKEN = [
-    {"by": by, "on_fault": on_fault}
-    for by in ("assign", "call", "attribute", "ready")
-    for on_fault in ("restart", "raise")
+    {"by": by, "on_fault": on_fault} for by in ("assign", "call", "attribute", "ready") for on_fault in ("restart", "raise")
 ]
 
 _add("planted_interrupt", EVERYWHERE, *ENDS)

@@ -14,11 +14,7 @@ from envfleet.envs.probe import Counting
 from envfleet.slots import compiled_core
 from envfleet.testing import alive, wait_until
 
-WAYS = {
-    "pipe": ("pipe", {}),
-    "shm": ("shm", {}),
-    "shm parent": ("shm", {"isolate": False, "num_workers": 2}),
-}
+WAYS = {"pipe": ("pipe", {}), "shm": ("shm", {}), "shm parent": ("shm", {"isolate": False, "num_workers": 2})}
 
 
 def die_while_sending(fleet: ef.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,9 +124,7 @@ def test_a_worker_that_dies_takes_only_what_is_there(when: str, no_leaks: None) 
         if when == "before":
             backend.move_in([0, 1], timeout_s=0.5)
         here = backend.resident().copy()
-        assert here.tolist() == {"before": [False] * 4, "back": [False, True, False, False]}.get(
-            when, [True, True, False, False]
-        )
+        assert here.tolist() == {"before": [False] * 4, "back": [False, True, False, False]}.get(when, [True, True, False, False])
         batch = fleet.step([0] * 4)
         assert (batch.step[here] == 1).all() and (batch.status[~here] != 0).all(), batch.status
         for _ in range(30):

@@ -68,10 +68,7 @@ class Crowd(ParallelEnv):
 
     def see(self, agent):
         bit = self.bits[agent]
-        return {
-            "observation": np.array([bit, 1 - bit, self.time / 12], np.float32),
-            "action_mask": np.array([1, 1, 0], np.int8),
-        }
+        return {"observation": np.array([bit, 1 - bit, self.time / 12], np.float32), "action_mask": np.array([1, 1, 0], np.int8)}
 
     def reset(self, seed=None, options=None):
         if seed is not None or not hasattr(self, "rng"):
@@ -98,13 +95,7 @@ class Crowd(ParallelEnv):
             self.agents.sort()
         obs = {agent: self.see(agent) for agent in sorted({*lived, *self.agents})}
         known = {agent: reward.get(agent, 0.0) for agent in obs}
-        return (
-            obs,
-            known,
-            {a: dead.get(a, False) for a in obs},
-            {a: cut.get(a, False) for a in obs},
-            {a: {} for a in obs},
-        )
+        return (obs, known, {a: dead.get(a, False) for a in obs}, {a: cut.get(a, False) for a in obs}, {a: {} for a in obs})
 
     def close(self):
         pass

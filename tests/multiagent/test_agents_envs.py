@@ -28,9 +28,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # PettingZoo advises against Dict observations, its own games have them
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PettingZoo advises against Dict observations, its own games have them
 def test_gridworld_passes_pettingzoos_tests(shape):
     api_test(gridworld.env(**shape), num_cycles=150)
     parallel_api_test(gridworld.parallel_env(**shape), num_cycles=150)
@@ -262,9 +260,7 @@ MULTIAGENT_NAMES = {
 
 
 @pytest.mark.parametrize("name", MULTIAGENT_NAMES)
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # PettingZoo's old modules, by which most people know the games
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PettingZoo's old modules, by which most people know the games
 def test_names_lead_to_environments(name):
     env = resolve_env(name)()
     env.reset(seed=0)

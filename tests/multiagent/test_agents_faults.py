@@ -284,9 +284,7 @@ def test_auto_probes_and_the_short_path_equals_the_long_one(monkeypatch: Any) ->
     kind=st.sampled_from([crowd_aec, Crowd]),
     way=st.sampled_from(["serial", "thread", "scripted"]),
 )
-def test_interleavings_do_not_change_what_a_slot_does(
-    portions: Any, death: float, birth: float, kind: Any, way: str
-) -> None:
+def test_interleavings_do_not_change_what_a_slot_does(portions: Any, death: float, birth: float, kind: Any, way: str) -> None:
     """Slots sent and received in portions give, slot by slot, a beginning of the rows they give when stepped in order."""
     env = functools.partial(kind, num_agents=3, death=death, birth=birth, max_cycles=6)
     options = WAYS.get(way, {})
@@ -294,14 +292,7 @@ def test_interleavings_do_not_change_what_a_slot_does(
     def rows_of(batch: Any, into: dict[int, list[bytes]]) -> None:
         for i, slot in enumerate(batch.slots.tolist()):
             assert batch.active[i].any() and np.isfinite(batch.reward[i]).all()
-            parts = (
-                batch.obs[i],
-                batch.final_obs[i],
-                batch.reward[i],
-                batch.active[i],
-                batch.scored[i],
-                batch.truncated[i],
-            )
+            parts = (batch.obs[i], batch.final_obs[i], batch.reward[i], batch.active[i], batch.scored[i], batch.truncated[i])
             into.setdefault(slot, []).append(b"".join(np.ascontiguousarray(part).tobytes() for part in parts))
 
     apart: dict[int, list[bytes]] = {}

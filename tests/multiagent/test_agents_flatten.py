@@ -158,8 +158,7 @@ def test_rewards_are_joined_as_asked(reward, expected):
 
 def test_actions_for_nobody_are_ignored_or_refused():
     ignoring, refusing = (
-        ef.FlattenMultiAgentWrapper(Script([("a", ""), ("a", ""), ("", "")]), dead_actions=how)
-        for how in ("ignore", "refuse")
+        ef.FlattenMultiAgentWrapper(Script([("a", ""), ("a", ""), ("", "")]), dead_actions=how) for how in ("ignore", "refuse")
     )
     for joint in (ignoring, refusing):
         joint.reset()

@@ -198,9 +198,7 @@ def test_transitions_that_a_fault_cut_off_are_not_learned_from(monkeypatch):
 
 def test_an_agent_that_vanishes_unscored_is_dropped_and_counted():
     transitions = Transitions(assign_policies("shared", ("a", "b"), [_group("x", ("a", "b"))]), 1)
-    segment = AgentSegment.of(
-        2, obs=np.zeros((1, 2, 1)), action=np.zeros((1, 2), np.int64), active=np.zeros((1, 2), bool)
-    )
+    segment = AgentSegment.of(2, obs=np.zeros((1, 2, 1)), action=np.zeros((1, 2), np.int64), active=np.zeros((1, 2), bool))
     segment.acted[0, 0, 0] = segment.agent_scored[0, 0, 0] = True  # scored, goes on, but is not there any more
     part = transitions.cut(segment)["shared"]
     assert part.lengths.tolist() == [1, 0] and part.num_scored == 0 and transitions.num_dropped == 1
@@ -254,9 +252,7 @@ def test_one_forward_per_policy_and_batch(monkeypatch):
 
     rows = []
     choose = Policy.choose
-    monkeypatch.setattr(
-        Policy, "choose", lambda self, obs, *args: rows.append(len(args[0])) or choose(self, obs, *args)
-    )
+    monkeypatch.setattr(Policy, "choose", lambda self, obs, *args: rows.append(len(args[0])) or choose(self, obs, *args))
     with PPOTrainer(config(env=Turns, num_envs=4)) as trainer:
         trainer.collector.segment(8)
     assert rows == [4] * 8, "whoever's turn it is, one call has every environment's row"

@@ -27,9 +27,7 @@ def test_a_dict_by_agent_is_what_the_envs_gave() -> None:
     wanted = [plain_parallel(make(), lambda t, s=slot: table[t, s], 30, seed=slot) for slot in range(3)]
     with views(make) as envs:
         agents = make().possible_agents
-        assert (
-            envs.agents == envs.possible_agents == agents and envs.num_agents == 4 and envs.num_envs == len(envs) == 3
-        )
+        assert envs.agents == envs.possible_agents == agents and envs.num_agents == 4 and envs.num_envs == len(envs) == 3
         obs, infos = envs.reset(seed=0)
         for t in range(31):
             for slot in range(3):
@@ -44,9 +42,7 @@ def test_a_dict_by_agent_is_what_the_envs_gave() -> None:
                 for agent, last in row["final"].items():
                     kept = infos[agent]["final_obs"]
                     assert infos[agent]["_final_obs"][slot] and infos[agent]["_final_info"][slot]
-                    assert (
-                        (kept["watch"][slot] == last["watch"]).all() if "guard" in agent else (kept[slot] == last).all()
-                    )
+                    assert (kept["watch"][slot] == last["watch"]).all() if "guard" in agent else (kept[slot] == last).all()
             if t == 30:
                 break
             obs, rewards, terminated, truncated, infos = envs.step({a: table[t, :, i] for i, a in enumerate(agents)})
@@ -111,9 +107,7 @@ def test_a_dead_agents_action_is_ignored_or_refused() -> None:
 
 
 def test_the_rest_of_the_interface() -> None:
-    with ef.AsyncPettingZooVecEnv(
-        [functools.partial(Crowd, render_mode="rgb_array", **STEADY)] * 4, context="fork"
-    ) as envs:
+    with ef.AsyncPettingZooVecEnv([functools.partial(Crowd, render_mode="rgb_array", **STEADY)] * 4, context="fork") as envs:
         envs.reset(seed=0, options={"task": {"max_cycles": 2}})
         assert envs.get_attr("max_cycles") == (2,) * 4
         envs.set_attr("max_cycles", [5, 6, 7, 8])
@@ -140,9 +134,7 @@ def test_agents_as_rows_of_one_batch() -> None:
             obs, reward, terminated, truncated, infos = rows.step(actions)
             batch = twin.step(actions.reshape(3, 4))
             assert (obs == batch.obs.reshape(12, 4)).all() and (reward == batch.reward.reshape(12)).all()
-            assert (terminated == batch.terminated.reshape(12)).all() and (
-                truncated == batch.truncated.reshape(12)
-            ).all()
+            assert (terminated == batch.terminated.reshape(12)).all() and (truncated == batch.truncated.reshape(12)).all()
             assert (infos["active"] == batch.active.reshape(12)).all()
             assert (infos["scored"] == batch.scored.reshape(12)).all()
             ends = terminated | truncated

@@ -38,9 +38,7 @@ LEAVES = st.one_of(
 SPACES = st.recursive(
     LEAVES,
     lambda sub: st.one_of(
-        st.builds(
-            lambda parts: spaces.Dict(parts), st.dictionaries(st.sampled_from("abcd"), sub, min_size=1, max_size=3)
-        ),
+        st.builds(lambda parts: spaces.Dict(parts), st.dictionaries(st.sampled_from("abcd"), sub, min_size=1, max_size=3)),
         st.builds(lambda parts: spaces.Tuple(parts), st.lists(sub, min_size=1, max_size=3)),
     ),
     max_leaves=5,
@@ -102,9 +100,7 @@ def test_spaces_round_trip(way: str, examples: int) -> None:
 
 FATES = st.sampled_from([Fate()] * 6 + [Fate(after_s=0.3), Fate(after_s=2.0), Fate("die"), Fate("stall")])
 MOVES = st.lists(
-    st.tuples(
-        st.sampled_from(["send", "recv", "recv", "assign", "reset", "ready"]), st.integers(1, 15), st.integers(1, 4)
-    ),
+    st.tuples(st.sampled_from(["send", "recv", "recv", "assign", "reset", "ready"]), st.integers(1, 15), st.integers(1, 4)),
     min_size=1,
     max_size=40,
 )

@@ -9,9 +9,7 @@ from servers import NEW, OLD, OfficialServer
 
 
 @pytest.fixture(
-    scope="session",
-    params=[NEW, pytest.param(OLD, marks=pytest.mark.full)],
-    ids=["openenv-0.10", "openenv-core-0.3"],
+    scope="session", params=[NEW, pytest.param(OLD, marks=pytest.mark.full)], ids=["openenv-0.10", "openenv-core-0.3"]
 )
 def officials(request):
     """Official servers with session limits 1, 4 and 16: one process for the whole run."""

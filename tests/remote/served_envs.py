@@ -140,9 +140,7 @@ class Everything(gymnasium.Env):
     def _see(self, said):
         n = self.n
         number = NUMBERS[n % len(NUMBERS)]
-        limits = {
-            name: np.iinfo(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-        }
+        limits = {name: np.iinfo(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}
         with np.errstate(all="ignore"):
             floats = {
                 "f2": np.array([number, -0.0]).astype(np.float16),

@@ -15,11 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("ENVFLEET_TEST_VENVS", HERE.parent.parent / ".envs"))
 NEW, OLD = "openenv==0.10.0", "openenv-core==0.3.0"  # one project under two names: never both in one venv
-OURS = (
-    "gymnasium",
-    "cloudpickle",
-    "threadpoolctl",
-)  # what envfleet itself needs, to meet official client objects
+OURS = ("gymnasium", "cloudpickle", "threadpoolctl")  # what envfleet itself needs, to meet official client objects
 
 
 def interpreter(package: str) -> Path:

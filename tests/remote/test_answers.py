@@ -8,15 +8,7 @@ import pytest
 from liars import Counting, LyingProxy, in_thread, model_row, official_server
 
 import envfleet as ef
-from envfleet.remote import (
-    AsyncEnvClient,
-    CapacityTable,
-    ProtocolBroken,
-    RemoteError,
-    Server,
-    SessionInterrupted,
-    StepResult,
-)
+from envfleet.remote import AsyncEnvClient, CapacityTable, ProtocolBroken, RemoteError, Server, SessionInterrupted, StepResult
 from envfleet.remote.space_codec import Dialect
 from envfleet.slots.layout import READY
 
@@ -109,11 +101,7 @@ def test_with_official_servers_an_episode_that_ends_is_right(request, repeats, m
                 shares = shares_of(monotone)
                 proxy.shares, proxy.counts = shares, dict.fromkeys(shares, 0)
                 rng = random.Random(3)
-                return (
-                    [(n, *await one_order(client, n, rng)) for n in range(count_of(request))],
-                    client.stats,
-                    proxy.counts,
-                )
+                return ([(n, *await one_order(client, n, rng)) for n in range(count_of(request))], client.stats, proxy.counts)
 
     episodes, stats, counts = asyncio.run(run())
     assert all(count for kind, count in counts.items() if shares_of(monotone)[kind]), counts
@@ -189,9 +177,7 @@ def test_a_late_duplicate_while_the_next_request_is_out():
             message = json.loads(text)
             asked += 1
             n = message["data"]["action"] if message["type"] == "step" else 0
-            reply = json.dumps(
-                {"type": "observation", "data": {"observation": {"n": n}, "reward": float(n), "done": False}}
-            )
+            reply = json.dumps({"type": "observation", "data": {"observation": {"n": n}, "reward": float(n), "done": False}})
             if released is not None:
                 await socket.send(released)
             await socket.send(reply)
@@ -263,10 +249,7 @@ def test_the_guard_around_official_clients_checks_an_episodes_end():
         honest.reset()
         while not honest.step({}).done:
             pass
-    for theirs, why in (
-        (Theirs(late=True), "answered with an observation"),
-        (Theirs(extra=1), "step_count is 4 after 3"),
-    ):
+    for theirs, why in ((Theirs(late=True), "answered with an observation"), (Theirs(extra=1), "step_count is 4 after 3")):
         shifted = OfficialClient(theirs)
         shifted.reset()
         with pytest.raises(ProtocolBroken, match=why):

@@ -6,13 +6,7 @@ import time
 import pytest
 
 from envfleet.errors import ResetNeeded
-from envfleet.remote import (
-    AsyncEnvClient,
-    CapacityReached,
-    CapacityTable,
-    ConnectFailed,
-    SessionInterrupted,
-)
+from envfleet.remote import AsyncEnvClient, CapacityReached, CapacityTable, ConnectFailed, SessionInterrupted
 from envfleet.testing import ChaosProxy
 
 STALL_S = 0.5

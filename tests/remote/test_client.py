@@ -123,9 +123,7 @@ def test_two_calls_at_once_are_refused(official):
     async def run():
         async with AsyncEnvClient(official.url) as client:
             await client.reset()
-            results = await asyncio.gather(
-                *(client.step({"message": str(i)}) for i in range(3)), return_exceptions=True
-            )
+            results = await asyncio.gather(*(client.step({"message": str(i)}) for i in range(3)), return_exceptions=True)
             assert [type(result) for result in results[1:]] == [ClientBusy, ClientBusy]
             assert results[0].observation.echoed == "0"
 

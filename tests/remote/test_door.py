@@ -36,13 +36,7 @@ def test_names_and_origins():
     assert gate.refusal([], None)[0] == 421 and gate.refusal([(b"host", b"localhost")] * 2, None)[0] == 421
     assert gate.refusal([(b"host", b"192.168.7.7")], "192.168.7.7") is None, "the address the connection came in on"
     good = (b"host", b"localhost")
-    for origin in (
-        "http://localhost:3000",
-        "https://127.0.0.1",
-        "http://[::1]:9",
-        "https://page.example",
-        "http://10.0.0.5",
-    ):
+    for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:9", "https://page.example", "http://10.0.0.5"):
         assert gate.refusal([good, (b"origin", origin.encode())], None) is None, origin
     foreign = [f"http://{host}" for host in FOREIGN]
     for origin in (*foreign, "null", "", "file://", "ftp://localhost", "localhost", "http://page.example", "\xff"):
@@ -54,10 +48,7 @@ def test_names_and_origins():
 
 def test_bodies_that_any_page_may_post():
     def refused(**headers):
-        return (
-            refused_body([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
-            is not None
-        )
+        return refused_body([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]) is not None
 
     assert refused(content_type="text/plain") and refused(content_type="Text/Plain; charset=utf-8")
     assert refused(content_type="multipart/form-data; boundary=x")
@@ -114,9 +105,7 @@ def test_a_page_from_elsewhere_cannot_drive_the_server(capfd):
         body = b'{"seed": 1}'
         assert status_of(server.url + "/reset", body, Content_Type="application/json") == 200
         assert status_of(server.url + "/reset", body, Content_Type="text/plain") == 415
-        assert (
-            status_of(server.url + "/reset", body, Content_Type="application/json", Origin="http://evil.example") == 403
-        )
+        assert status_of(server.url + "/reset", body, Content_Type="application/json", Origin="http://evil.example") == 403
         assert status_of(server.url + "/step", body, Content_Type="application/json", Host="evil.example") == 421
         assert status_of(server.url + "/schema", Host="evil.example") == 421
         assert status_of(server.url + "/health", Host="load-balancer.example") == 200

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envfleet.envs.connect4 import (
-    Connect4,
-    Connect4Action,
-    drop,
-    evaluate,
-    legal_columns,
-    minimax_scores,
-    wins,
-)
+from envfleet.envs.connect4 import Connect4, Connect4Action, drop, evaluate, legal_columns, minimax_scores, wins
 from envfleet.envs.connect4_levels import LEVELS, level_tasks, make_level
 from envfleet.envs.echo import AsyncEcho, Echo, EchoAction
 from envfleet.errors import BadArgument, ResetNeeded
@@ -21,12 +13,7 @@ from envfleet.remote import Connect4Client, EchoClient
 
 @pytest.mark.parametrize(
     "env",
-    [
-        Echo(),
-        Connect4(),
-        Connect4(observation="text"),
-        Connect4(first="random", opponent="minimax-2", illegal="skip"),
-    ],
+    [Echo(), Connect4(), Connect4(observation="text"), Connect4(first="random", opponent="minimax-2", illegal="skip")],
     ids=["echo", "connect4", "connect4-text", "connect4-minimax"],
 )
 def test_gymnasium_accepts_the_environments(env):
@@ -107,9 +94,7 @@ def random_move(rng, info):
 
 
 def test_levels_are_ordered():
-    rate = {
-        level: np.mean([play(make_level(level), seed, random_move)[1] == 1 for seed in range(40)]) for level in LEVELS
-    }
+    rate = {level: np.mean([play(make_level(level), seed, random_move)[1] == 1 for seed in range(40)]) for level in LEVELS}
     assert rate["easy"] > rate["medium"] + 0.1 > rate["hard"], rate
     assert level_tasks()[-1] == {"level": "hard"}
     env = Connect4()

@@ -127,10 +127,7 @@ def test_a_null_reward_is_what_it_is_said_to_be():
         def close(self):
             pass
 
-    schema = {
-        "action": {"properties": {"a": {"type": "string"}}},
-        "observation": {"properties": {"n": {"type": "integer"}}},
-    }
+    schema = {"action": {"properties": {"a": {"type": "string"}}}, "observation": {"properties": {"n": {"type": "integer"}}}}
     for null, seen in ((0.0, 0.0), (float("nan"), float("nan")), (-1.0, -1.0)):
         env = OpenEnvGymnasiumWrapper(Silent(), "json", "text", schema=schema, null_reward=null)
         env.reset()

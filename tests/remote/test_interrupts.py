@@ -69,9 +69,7 @@ def interrupted_run(client, alarm, count, seed):
     return good
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # an alarm in a weakref's callback is lost
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an alarm in a weakref's callback is lost
 @pytest.mark.parametrize("kind", ["ours", "official"])
 def test_a_client_interrupted_at_random_moments(request, alarm, kind):
     count = 1000 if request.config.getoption("--full") else 60

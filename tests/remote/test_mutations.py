@@ -20,24 +20,7 @@ OFFICIAL_SCHEMA = {
     "observation": {"properties": {"kind": {"type": "string"}, "n": {"type": "integer", "minimum": 0, "maximum": 50},
                                    "obs": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}}},
 }  # fmt: skip
-INSTEAD = [
-    None,
-    True,
-    False,
-    "",
-    "1",
-    "false",
-    3.7,
-    10**400,
-    2**70,
-    -(2**70),
-    [],
-    [[1]],
-    [1, 2, 3],
-    {},
-    {"a": 1},
-    {"$x": 1},
-]
+INSTEAD = [None, True, False, "", "1", "false", 3.7, 10**400, 2**70, -(2**70), [], [[1]], [1, 2, 3], {}, {"a": 1}, {"$x": 1}]
 
 
 def kind_of(value):

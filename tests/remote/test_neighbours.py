@@ -62,9 +62,7 @@ HOSTILE = [
 
 
 def binary_bomb():
-    head = json.dumps(
-        {"arrays": [["<f8", [2**40, 2**40]]], "message": {"type": "step", "id": 1, "data": {"action": {"$a": 0}}}}
-    )
+    head = json.dumps({"arrays": [["<f8", [2**40, 2**40]]], "message": {"type": "step", "id": 1, "data": {"action": {"$a": 0}}}})
     return b"EFR2" + struct.pack("<I", len(head)) + head.encode()
 
 
@@ -86,9 +84,7 @@ def attack(url, text, protocol):
     address = url.replace("http", "ws") + "/ws"
     with connect(address, subprotocols=[protocol] if protocol else None, max_size=None, compression=None) as session:
         frame = (
-            text
-            if isinstance(text, bytes)
-            else text.replace('"id":ID,', '"id":1,' if protocol else "").replace(',"id":ID', "")
+            text if isinstance(text, bytes) else text.replace('"id":ID,', '"id":1,' if protocol else "").replace(',"id":ID', "")
         )
         session.send(frame)
         try:
@@ -125,11 +121,7 @@ def test_innocent_neighbours_of_deep_and_huge_messages(backend, tmp_path):
                 for levels in LEVELS:
                     for kind in ("object", "list"):
                         reply = attack(server.url, nested(levels, kind), protocol)
-                        assert reply == ("observation" if levels + 2 <= MAX_DEPTH else "error"), (
-                            levels,
-                            kind,
-                            protocol,
-                        )
+                        assert reply == ("observation" if levels + 2 <= MAX_DEPTH else "error"), (levels, kind, protocol)
                 for text in HOSTILE:
                     assert attack(server.url, text, protocol) in ("error", "observation"), text[:80]
                 assert attack(server.url, binary_bomb(), protocol) == "error"

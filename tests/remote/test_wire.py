@@ -188,15 +188,7 @@ def test_what_cannot_be_sent_is_named():
     deep = []
     for _ in range(MAX_DEPTH):
         deep = [deep]
-    for value in (
-        object(),
-        lambda: 1,
-        np.array([object()]),
-        np.zeros(2, [("a", "f4")]),
-        ring,
-        deep,
-        {"a": {"b": {3j: print}}},
-    ):
+    for value in (object(), lambda: 1, np.array([object()]), np.zeros(2, [("a", "f4")]), ring, deep, {"a": {"b": {3j: print}}}):
         with pytest.raises(exact_protocol.NoWireForm):
             exact_protocol.encode("x", 1, {"v": value})
         if value is not ring and value is not deep:
@@ -208,18 +200,9 @@ def test_what_cannot_be_sent_is_named():
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize(
     "wrap",
-    [
-        lambda v: [v],
-        lambda v: (v,),
-        lambda v: {"a": v},
-        lambda v: {1: v},
-        lambda v: {"$a": v},
-        lambda v: frozenset({(v,)}),
-    ],
+    [lambda v: [v], lambda v: (v,), lambda v: {"a": v}, lambda v: {1: v}, lambda v: {"$a": v}, lambda v: frozenset({(v,)})],
 )
-@pytest.mark.parametrize(
-    "leaf", [1, float("nan"), np.float32(1), 1j, (), np.zeros(2), np.zeros(0), 10**5000, b"x"], ids=repr_of
-)
+@pytest.mark.parametrize("leaf", [1, float("nan"), np.float32(1), 1j, (), np.zeros(2), np.zeros(0), 10**5000, b"x"], ids=repr_of)
 def test_what_can_be_sent_can_be_read(wrap, leaf, binary):
     """Up to the deepest value that is sent at all."""
     value, sent = leaf, 0
@@ -265,9 +248,7 @@ def test_results_take_metadata_from_either_place():
         "metadata": [1, "x", [1], {"truncated": "false"}, {"truncated": 1}, {"truncated": None}],
     }
     broken = [{**good, key: value} for key, values in wrong.items() for value in values]
-    broken += [
-        {key: value for key, value in good.items() if key != missing} for missing in ("observation", "reward", "done")
-    ]
+    broken += [{key: value for key, value in good.items() if key != missing} for missing in ("observation", "reward", "done")]
     for data in (*broken, {}, [], None, 3, "x"):
         with pytest.raises(BadFrame):
             parse_result(data)

@@ -117,10 +117,7 @@ def test_spaces_from_a_pydantic_schema():
 
 
 def test_what_the_schema_does_not_say_is_an_error_with_a_remedy():
-    free = {
-        "action": {"properties": {"a": {"type": "string"}}},
-        "observation": {"properties": {"l": {"type": "array"}}},
-    }
+    free = {"action": {"properties": {"a": {"type": "string"}}}, "observation": {"properties": {"l": {"type": "array"}}}}
     for modes, text in [
         (("vector", "text"), "no fixed size"),
         (("json", "text"), "no fixed size"),
@@ -209,9 +206,7 @@ def test_schemas_that_cannot_be_read_are_refused(observation):
 
 def test_fields_that_may_be_null_are_read_so():
     text = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-    observation = {
-        "properties": {"may": text, "must": {"type": "string"}, "flag": {"type": "boolean"}, "x": {"type": "number"}}
-    }
+    observation = {"properties": {"may": text, "must": {"type": "string"}, "flag": {"type": "boolean"}, "x": {"type": "number"}}}
     view = space_views.observation_view("json", {"observation": observation}, 16)
     fields = {"may": None, "must": "m", "flag": True, "x": None}
     seen = view.value(fields, "", False)

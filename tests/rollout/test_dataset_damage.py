@@ -116,11 +116,7 @@ def test_what_lies_behind_a_damaged_record_is_saved(tmp_path):
     with pytest.raises(DatasetDamaged, match=r"_tail-00000\.records is damaged"):
         list(iter_rollouts(tmp_path))
     writer, (told,) = resumed(tmp_path)
-    assert (
-        len(writer.ids) == COUNT - 1
-        and {0, COUNT - 1} <= writer.ids
-        and f"{COUNT - 1} episodes of it were saved" in told
-    )
+    assert len(writer.ids) == COUNT - 1 and {0, COUNT - 1} <= writer.ids and f"{COUNT - 1} episodes of it were saved" in told
     (lost,) = set(range(COUNT)) - writer.ids
     with writer:
         writer.add(episode(lost))
@@ -184,18 +180,7 @@ def test_a_damaged_description_is_kept_and_told(tmp_path):
 
 
 def test_the_commands_name_a_damaged_file_in_one_line(tmp_path, capsys):
-    words = [
-        "collect",
-        "CartPole-v1",
-        "--out",
-        str(tmp_path),
-        "--episodes",
-        "8",
-        "--num-envs",
-        "2",
-        "--backend",
-        "serial",
-    ]
+    words = ["collect", "CartPole-v1", "--out", str(tmp_path), "--episodes", "8", "--num-envs", "2", "--backend", "serial"]
     assert main(words) == 0
     before = Rollouts.load(tmp_path).digest()
     shard = tmp_path / "shard-00000.parquet"
@@ -217,18 +202,7 @@ def test_the_commands_name_a_damaged_file_in_one_line(tmp_path, capsys):
 def test_a_minari_dataset_of_ours_is_checked_too(tmp_path, capsys):
     pytest.importorskip("minari")
     pytest.importorskip("h5py")
-    words = [
-        "collect",
-        "CartPole-v1",
-        "--out",
-        str(tmp_path),
-        "--episodes",
-        "4",
-        "--num-envs",
-        "2",
-        "--backend",
-        "serial",
-    ]
+    words = ["collect", "CartPole-v1", "--out", str(tmp_path), "--episodes", "4", "--num-envs", "2", "--backend", "serial"]
     half = tmp_path / "_minari" / "CartPole" / "data"  # what a kill in the middle of converting leaves
     half.mkdir(parents=True)
     (half / "main_data.hdf5").write_bytes(b"half")

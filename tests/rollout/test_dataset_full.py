@@ -83,13 +83,7 @@ def test_resuming_on_a_full_disk_changes_nothing(tmp_path):
 def test_episodes_without_a_step_are_on_disk_too(tmp_path):
     def empty(number):
         return Rollout(
-            observations=[],
-            actions=[],
-            rewards=[],
-            terminated=[],
-            truncated=[],
-            episode=number,
-            error=DatasetError("x"),
+            observations=[], actions=[], rewards=[], terminated=[], truncated=[], episode=number, error=DatasetError("x")
         )
 
     writer = DatasetWriter(tmp_path)
@@ -128,9 +122,7 @@ def test_a_removed_tail_is_told(tmp_path):
 
 def test_a_large_episode_is_written_in_parts(tmp_path, monkeypatch):
     real = os.pwrite
-    monkeypatch.setattr(
-        os, "pwrite", lambda fd, data, at: real(fd, bytes(data[:999]), at)
-    )  # a system that writes little
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data[:999]), at))  # a system that writes little
     with DatasetWriter(tmp_path) as writer:
         writer.add(episode(0, 500))
     assert numbers_on_disk(tmp_path, 500) == [0]
@@ -181,9 +173,7 @@ print(full)
 def can_mount(place):
     if shutil.which("unshare") is None:
         return False
-    return (
-        subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", place], capture_output=True).returncode == 0
-    )
+    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", place], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.full)])

@@ -25,13 +25,7 @@ class Walk(gym.Env):
     def step(self, action):
         self.t += 1
         end = self.t >= self.limit
-        return (
-            self.np_random.normal(size=3),
-            float(action),
-            end and self.t % 2 == 0,
-            end and self.t % 2 == 1,
-            {"t": self.t},
-        )
+        return (self.np_random.normal(size=3), float(action), end and self.t % 2 == 0, end and self.t % 2 == 1, {"t": self.t})
 
 
 class Frozen:
@@ -73,9 +67,7 @@ def test_same_bytes_on_every_backend_and_mode(backend, num_workers, mode):
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["sync", "async", "overlap"])
-@pytest.mark.parametrize(
-    "backend, num_workers", [("serial", None), *((b, w) for b in ("thread", "shm") for w in (1, 2, 4))]
-)
+@pytest.mark.parametrize("backend, num_workers", [("serial", None), *((b, w) for b in ("thread", "shm") for w in (1, 2, 4))])
 def test_same_bytes_of_500_episodes(backend, num_workers, mode):
     expected, _ = collect(500)
     assert collect(500, backend, num_workers, mode)[0].digest() == expected.digest()
@@ -98,9 +90,7 @@ def test_any_single_episode_can_be_replayed_alone():
     assert wanted.policy_version.tolist() == [7] * len(wanted) and wanted.extras["logprob"].dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    "mode", ["async", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("sync", "overlap"))]
-)
+@pytest.mark.parametrize("mode", ["async", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("sync", "overlap"))])
 def test_no_length_bias(mode):
     """Slots 0-3 run short episodes, 4-7 ten times as long ones. Who takes what finishes first gets the short ones."""
     envs = [Walk] * 4 + [lambda: Walk(slow=True)] * 4
@@ -157,9 +147,7 @@ def test_stop_by_steps():
 def test_three_step_env_gives_3_and_3_everywhere():
     for on_end in ("reset", "wait"):
         for mode in ("sync", "async", "overlap"):
-            with ef.make(
-                lambda: Counting(limit=3), num_envs=5, backend="thread", num_workers=2, on_end=on_end
-            ) as fleet:
+            with ef.make(lambda: Counting(limit=3), num_envs=5, backend="thread", num_workers=2, on_end=on_end) as fleet:
                 collector = Collector(fleet, random_actions=True, mode=mode)
                 rollouts = collector.collect(23)
                 assert [(len(r), r.episode_return) for r in rollouts] == [(3, 3.0)] * 23
@@ -180,9 +168,7 @@ def test_trees_infos_and_random_actions_of_every_space():
         for rollout in rollouts:
             assert rollout.observations["image"].shape == (8, 4, 4) and rollout.observations["pair"][1].shape == (8, 3)
             assert all(
-                fleet.single_action_space.contains(
-                    {"move": rollout.actions["move"][t], "force": rollout.actions["force"][t]}
-                )
+                fleet.single_action_space.contains({"move": rollout.actions["move"][t], "force": rollout.actions["force"][t]})
                 for t in range(7)
             )
             assert [info["count"] for info in rollout.infos] == [1, 2, 3, 4, 5, 6, 7]
@@ -370,9 +356,7 @@ def test_ledger_balances_under_faults_and_retries_give_the_same_episodes(backend
         for rollout in collector.episodes(30):
             rollouts.append(rollout)
             ledger = collector.ledger
-            seen.append(
-                ledger.started == ledger.used + ledger.dropped.total() + ledger.failed.total() + ledger.in_flight
-            )
+            seen.append(ledger.started == ledger.used + ledger.dropped.total() + ledger.failed.total() + ledger.in_flight)
             assert ledger.in_flight >= 0
         ledger = collector.ledger
         assert all(seen) and ledger.used == 30 and ledger.in_flight == 0

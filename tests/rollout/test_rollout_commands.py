@@ -63,9 +63,7 @@ def test_an_interrupted_collection_says_how_to_go_on(tmp_path, monkeypatch, caps
 
 
 def test_collect_with_a_policy_of_ones_own(tmp_path, monkeypatch, capsys):
-    (tmp_path / "my_policy.py").write_text(
-        "import numpy as np\ndef left(obs):\n    return np.zeros(len(obs), np.int64)\n"
-    )
+    (tmp_path / "my_policy.py").write_text("import numpy as np\ndef left(obs):\n    return np.zeros(len(obs), np.int64)\n")
     monkeypatch.chdir(tmp_path)
     assert collect(tmp_path / "d", "--episodes", "5", "--policy", "my_policy:left") == 0
     assert all((rollout.actions == 0).all() for rollout in Rollouts.load(tmp_path / "d"))

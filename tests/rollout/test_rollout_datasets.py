@@ -10,14 +10,7 @@ import pytest
 from rollout_helpers import Counter, stay
 
 from envfleet.errors import BadArgument, FleetClosed, FolderBusy
-from envfleet.rollout import (
-    DatasetError,
-    DatasetWriter,
-    ParallelEnvironmentExecutor,
-    Rollout,
-    Rollouts,
-    iter_rollouts,
-)
+from envfleet.rollout import DatasetError, DatasetWriter, ParallelEnvironmentExecutor, Rollout, Rollouts, iter_rollouts
 
 pytest.importorskip("pyarrow")
 
@@ -104,12 +97,7 @@ def test_failed_rollouts_keep_their_error_and_partial_data(tmp_path):
     rollouts[1].observations.clear()  # as when reset() itself had failed
     Rollouts([rollouts[1], *rollouts[:1], *rollouts[2:]]).save(tmp_path)
     loaded = Rollouts.load(tmp_path)
-    assert [len(r) for r in loaded] == [3, 0, 2, 3] and [r.failed for r in loaded] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    assert [len(r) for r in loaded] == [3, 0, 2, 3] and [r.failed for r in loaded] == [False, True, True, False]
     assert "the motor burnt out" in str(loaded[2].error)
     assert loaded.stats().num_failed == 2
     Rollouts([rollouts[1]]).save(tmp_path / "nothing_but_failures")

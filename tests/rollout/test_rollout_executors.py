@@ -96,9 +96,7 @@ def test_leaving_the_stream_early_stops_the_others():
 
 def test_the_pool_can_be_used_directly():
     executor = ParallelEnvironmentExecutor(max_workers=2)
-    futures = [
-        executor.executor.submit(executor.collect_rollout, Counter(2), stay, 1000, f"temp_{t}") for t in (0.1, 0.7)
-    ]
+    futures = [executor.executor.submit(executor.collect_rollout, Counter(2), stay, 1000, f"temp_{t}") for t in (0.1, 0.7)]
     assert [f.result().env_name for f in futures] == ["temp_0.1", "temp_0.7"]
     executor.executor.shutdown(wait=True, timeout=10)
     assert executor.shutdown(wait=True, timeout_s=1.0) and executor.shutdown()

@@ -79,10 +79,7 @@ def test_what_cannot_travel_or_be_kept_is_refused():
     with pytest.raises(BadArgument, match="max_rate"):
         ParallelRolloutCollector("process", max_rate=3.0)
     lock = threading.Lock()
-    with (
-        ParallelRolloutCollector("process", max_workers=1) as collector,
-        pytest.raises(NotPicklable, match="agent"),
-    ):
+    with ParallelRolloutCollector("process", max_workers=1) as collector, pytest.raises(NotPicklable, match="agent"):
         collector.collect([factory(1)], lambda obs, done: lock)
 
 

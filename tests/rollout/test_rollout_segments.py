@@ -125,9 +125,7 @@ def test_text_observations_are_the_same_in_every_mode(max_steps):
             for path, leaf in tree_leaves(getattr(segment, name)):
                 assert leaf.tolist() == wanted[path].tolist(), (name, path)
         assert [text[0] for text in segment.obs["text"][:, 1]] == [str(t % length) for t in range(12)]
-        assert {text[0] for text in segment.final_obs["text"]} == {str(length)} and segment.final_obs[
-            "text"
-        ].dtype == object
+        assert {text[0] for text in segment.final_obs["text"]} == {str(length)} and segment.final_obs["text"].dtype == object
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -176,10 +174,7 @@ def test_fault_rows_are_marked_and_the_ledger_balances():
 
 
 def test_errors_of_segments():
-    with (
-        ef.make(Counting, num_envs=2, backend="serial", on_end="wait") as fleet,
-        pytest.raises(BadArgument, match="on_end"),
-    ):
+    with ef.make(Counting, num_envs=2, backend="serial", on_end="wait") as fleet, pytest.raises(BadArgument, match="on_end"):
         Collector(fleet, random_actions=True).segment(4)
     with ef.make(Counting, num_envs=2, backend="serial") as fleet:
         collector = Collector(fleet, lambda obs: np.full(len(obs), 5))

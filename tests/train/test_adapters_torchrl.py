@@ -39,8 +39,7 @@ class Nested(gym.Env):
 
 
 @pytest.mark.parametrize(
-    ("env", "backend"),
-    [("CartPole-v1", "serial"), ("CartPole-v1", "shm"), ("Pendulum-v1", "serial"), (Nested, "serial")],
+    ("env", "backend"), [("CartPole-v1", "serial"), ("CartPole-v1", "shm"), ("Pendulum-v1", "serial"), (Nested, "serial")]
 )
 def test_specs_are_right(env, backend):
     fleet = FleetEnv(env, num_envs=3, backend=backend)

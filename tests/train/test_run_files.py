@@ -24,18 +24,7 @@ from envfleet.train.loggers import TableLogger, read_rows
 
 ROOT = Path(__file__).parents[2]
 STATE = {"weights": np.arange(600, dtype=np.float32), "numbers": [1, 2.5, None, "text"], "update": 3}
-WORDS = [
-    "train",
-    "CartPole-v1",
-    "--n-envs",
-    "2",
-    "--num-steps",
-    "32",
-    "--backend",
-    "serial",
-    "--no-tensorboard",
-    "--quiet",
-]
+WORDS = ["train", "CartPole-v1", "--n-envs", "2", "--num-steps", "32", "--backend", "serial", "--no-tensorboard", "--quiet"]
 WORDS += ["--preset", "none", "--checkpoint-every", "1"]
 
 

@@ -100,9 +100,7 @@ def test_yaml_sections_aliases_and_wrong_keys(tmp_path):
         "env": "tmaze", "num_envs": 3, "env_kwargs": {"length": 4}, "learning_rate": 1e-3,
     }  # fmt: skip
     path.write_text("train:\n  learning_rat: 1\n")
-    with pytest.raises(
-        BadArgument, match=r"'train.learning_rat'. Did you mean learning_rate\? Settings of train: .*gamma"
-    ):
+    with pytest.raises(BadArgument, match=r"'train.learning_rat'. Did you mean learning_rate\? Settings of train: .*gamma"):
         settings_from_yaml(path)
     path.write_text("trane:\n  gamma: 1\n")
     with pytest.raises(BadArgument, match="the sections are env and train"):
@@ -183,9 +181,7 @@ def test_wandb_is_one_run_and_video_is_of_slot_0(capsys, tmp_path):
     assert call(capsys, "train", "catch", *SMALL, *words, "--out", run, "--quiet")[0] == 0
     assert len(list((run / "wandb").glob("offline-run-*"))) == 1
     videos = list((run / "videos").iterdir())
-    assert videos and all(
-        path.suffix == ".mp4" and path.stat().st_size > 1000 for path in videos
-    )  # no .txt: replayed alike
+    assert videos and all(path.suffix == ".mp4" and path.stat().st_size > 1000 for path in videos)  # no .txt: replayed alike
 
 
 def test_checkpoints_hold_plain_values_only(capsys, tmp_path):

@@ -28,9 +28,7 @@ class Crashing(Counting):
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_envs": 4}])
-def test_an_env_that_ends_its_process_does_not_end_a_run(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_an_env_that_ends_its_process_does_not_end_a_run(settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     # A probe that sees no crash: cheap enough that one process would be fastest.
     monkeypatch.setattr("envfleet.autotune.auto._probe", lambda recipe: Probe(2e-6, 2e-6, 8))
     mark = str(tmp_path / "crashed")

@@ -18,10 +18,7 @@ SETTINGS = {
     "tensorboard": False, "report": False, "hidden": (4,), "state_size": 4, "normalize_obs": True,
     "normalize_reward": True,
 }  # fmt: skip
-RUNS = {
-    "one_agent": {"env": "CartPole-v1", "arch": "memory"},
-    "many_agents": {"env": "gridworld-aec", "arch": "markov"},
-}
+RUNS = {"one_agent": {"env": "CartPole-v1", "arch": "memory"}, "many_agents": {"env": "gridworld-aec", "arch": "markov"}}
 
 
 def stored(name: str) -> tuple[Path, dict]:

@@ -106,9 +106,7 @@ def test_round_trip_of_values(tmp_path):
     for name in ("array", "flags", "nothing"):
         assert back[name].dtype == state[name].dtype and (back[name] == state[name]).all()
         assert back[name].shape == state[name].shape
-    assert (
-        back["numbers"] == state["numbers"] and back[7]["deep"] == 1.5 and torch.equal(back["tensor"], state["tensor"])
-    )
+    assert back["numbers"] == state["numbers"] and back[7]["deep"] == 1.5 and torch.equal(back["tensor"], state["tensor"])
     with pytest.raises(TypeError, match="cannot go into a checkpoint"):
         write(tmp_path / "b.pt", {"bad": object()})
 

@@ -218,10 +218,7 @@ def test_categorical_scores():
     outputs = torch.randn(6, 7)
     raw = torch.stack([torch.randint(0, 3, (6,)), torch.randint(0, 4, (6,))], dim=1)
     log_prob, entropy = actions.score(outputs, None, raw)
-    parts = [
-        torch.distributions.Categorical(logits=outputs[:, :3]),
-        torch.distributions.Categorical(logits=outputs[:, 3:]),
-    ]
+    parts = [torch.distributions.Categorical(logits=outputs[:, :3]), torch.distributions.Categorical(logits=outputs[:, 3:])]
     torch.testing.assert_close(log_prob, sum(part.log_prob(raw[:, i]) for i, part in enumerate(parts)))
     torch.testing.assert_close(entropy, sum(part.entropy() for part in parts))
 

@@ -113,12 +113,7 @@ def test_tables_grow_columns_and_are_cut_back(tmp_path):
     logger.log({"update": 2, "a": 2.0, "b": 5.0}, 20)
     logger.log({"update": 3, "a": 3.0}, 30)
     logger.close()
-    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
-        "step,update,a,b",
-        "10,1,1.0,",
-        "20,2,2.0,5.0",
-        "30,3,3.0,",
-    ]
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,update,a,b", "10,1,1.0,", "20,2,2.0,5.0", "30,3,3.0,"]
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 40, "upd')  # a kill in the middle of a line
     logger = TableLogger(tmp_path, resumed_at=2)

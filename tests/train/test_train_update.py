@@ -155,11 +155,7 @@ def test_the_critic_starts_afresh_after_an_end():
     data, _ = learner._prepare(segment, *learner._inputs(segment))
     net = make_learner("memory").net
     with torch.no_grad():
-        alone = net(
-            {"vector": torch.from_numpy(segment.obs[4:, 1:2])},
-            net.initial_state(1),
-            torch.zeros(4, 1, dtype=torch.bool),
-        )
+        alone = net({"vector": torch.from_numpy(segment.obs[4:, 1:2])}, net.initial_state(1), torch.zeros(4, 1, dtype=torch.bool))
     torch.testing.assert_close(data["value"][4:, 1], alone.value[:, 0], atol=1e-5, rtol=1e-5)
 
 

@@ -29,9 +29,7 @@ def own_cache(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def recipe(env: Any, count: int = 2, **more: Any) -> Recipe:
-    factories, spec = factories_for(
-        env, None if isinstance(env, list) else count, more.get("kwargs"), more.get("wrappers", ())
-    )
+    factories, spec = factories_for(env, None if isinstance(env, list) else count, more.get("kwargs"), more.get("wrappers", ()))
     return Recipe(factories, spec=spec)
 
 
@@ -77,9 +75,7 @@ class DiesLate(Counting):
 
 @pytest.mark.parametrize("num_envs", [1, 2, 8])
 @pytest.mark.parametrize("on_fault", ["raise", "restart"])
-def test_what_crashes_long_after_the_probe_does_not_end_the_caller(
-    num_envs: int, on_fault: str, monkeypatch: Any
-) -> None:
+def test_what_crashes_long_after_the_probe_does_not_end_the_caller(num_envs: int, on_fault: str, monkeypatch: Any) -> None:
     calm = functools.partial(DiesLate)  # its probe must not draw the deadly action
     monkeypatch.setattr("envfleet.autotune.auto._probe", lambda recipe: Probe(2e-6, 2e-6, 8))
     with ef.make(calm, num_envs, on_fault=on_fault) as fleet:
@@ -195,10 +191,7 @@ def test_a_probe_is_forgotten_after_a_while_and_on_another_machine(monkeypatch: 
 def test_what_has_no_lasting_name_is_not_remembered() -> None:
     assert key_of(recipe("CartPole-v1")) is not None
     assert key_of(recipe("CartPole-v1", kwargs={"sutton_barto_reward": True})) != key_of(recipe("CartPole-v1"))
-    assert key_of(recipe("CartPole-v1", wrappers=[gym.wrappers.ClipReward])) not in (
-        None,
-        key_of(recipe("CartPole-v1")),
-    )
+    assert key_of(recipe("CartPole-v1", wrappers=[gym.wrappers.ClipReward])) not in (None, key_of(recipe("CartPole-v1")))
     assert key_of(recipe("CartPole-v1", wrappers=[lambda env: env])) is None
     assert key_of(recipe(Counting)) is None and key_of(recipe([TMaze, Counting])) is None
     gym.register("AutoLocal-v0", entry_point=lambda: Counting())

@@ -189,14 +189,7 @@ def test_arrays_over_one_memory_stay() -> None:
 
 
 def test_a_copy_that_was_copied_can_be_copied() -> None:
-    for env in (
-        gym.make("CartPole-v1"),
-        gym.make("FrozenLake-v1"),
-        gym.make("Pendulum-v1"),
-        TMaze(),
-        PixelCatch(),
-        Connect4(),
-    ):
+    for env in (gym.make("CartPole-v1"), gym.make("FrozenLake-v1"), gym.make("Pendulum-v1"), TMaze(), PixelCatch(), Connect4()):
         env.reset(seed=3)
         env.action_space.seed(1)
         for _ in range(3):

@@ -61,9 +61,7 @@ def test_how_busy_the_machine_is_is_read_from_the_kernel(tmp_path: Path, two_cpu
     assert watch.look() is None  # no time has passed
     machine.sleep(1.0)
     load = watch.look()
-    assert (
-        load is not None and load.free == pytest.approx(0.75, abs=0.03) and load.stalled == pytest.approx(0.3, abs=0.01)
-    )
+    assert load is not None and load.free == pytest.approx(0.75, abs=0.03) and load.stalled == pytest.approx(0.3, abs=0.01)
     assert load.whole == 1 and load.is_busy
     machine.used = [0.05, 0.05]
     machine.sleep(1.0)
@@ -113,9 +111,7 @@ def test_where_nobody_tells_the_load_is_unknown(tmp_path: Path, two_cpus: None) 
 LOOP = "import os\nparent = os.getppid()\nprint(1, flush=True)\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
 
 
-@pytest.mark.skipif(
-    compiled_core.load() is None or not hasattr(compiled_core.load(), "Exchange"), reason="no compiled doorbell"
-)
+@pytest.mark.skipif(compiled_core.load() is None or not hasattr(compiled_core.load(), "Exchange"), reason="no compiled doorbell")
 def test_who_loses_its_core_while_spinning_stops_spinning() -> None:
     """Parent, worker and a stranger on one CPU: every yield is a lost time slice. Rows stay right."""
     allowed = os.sched_getaffinity(0)

@@ -100,9 +100,7 @@ class AsyncPettingZooVecEnv(FleetView):
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reset all; an int gives env i the seed `seed + i`."""
         batch = self.fleet.reset(seed=seed, options=options)
         return self._observations(batch.obs), self._infos(batch)
@@ -332,8 +330,6 @@ def _fill_given(row: Array, value: Any, agent: str, count: int) -> Array:
         if row.dtype.kind in "iu" and (array == np.floor(array)).all():
             array = array.astype(row.dtype)  # NaN made floats of them
     if not np.can_cast(array.dtype, row.dtype, "same_kind"):
-        raise BadArgument(
-            f"actions of agent {agent!r} have dtype {array.dtype}, which cannot become {row.dtype} safely"
-        )
+        raise BadArgument(f"actions of agent {agent!r} have dtype {array.dtype}, which cannot become {row.dtype} safely")
     row[...] = array
     return given

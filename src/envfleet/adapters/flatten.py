@@ -146,8 +146,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         for agent, part in self._parts.items():
             if agent not in self._active and np.any(joint[part]):
                 raise BadArgument(
-                    f"an action for {agent}, which is not there: give zeros where info['active'] is 0, "
-                    "or dead_actions='ignore'"
+                    f"an action for {agent}, which is not there: give zeros where info['active'] is 0, or dead_actions='ignore'"
                 )
 
     def _joint_reward(self, rewards: Mapping[str, float]) -> float:

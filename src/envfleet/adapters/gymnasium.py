@@ -144,9 +144,7 @@ def _checked_mask(mask: Any, num_envs: int) -> np.ndarray[Any, Any]:
     return mask
 
 
-def make_vec(
-    env: Any, num_envs: int | None = None, *, autoreset_mode: Any = "NextStep", **options: Any
-) -> FleetVectorEnv:
+def make_vec(env: Any, num_envs: int | None = None, *, autoreset_mode: Any = "NextStep", **options: Any) -> FleetVectorEnv:
     """A `gymnasium.vector.VectorEnv` over a fleet: a drop-in for `SyncVectorEnv` and `AsyncVectorEnv`.
 
     `autoreset_mode` is "NextStep", "SameStep" or "Disabled" (or Gymnasium's enum); all other options are `make`'s.

@@ -137,9 +137,7 @@ class SubprocVecEnv(FleetVecEnv):
     ) -> None:
         backend = options.pop("backend", "shm")
         factories = [Askable(fn) for fn in env_fns]
-        super().__init__(
-            make(factories, backend=backend, start_method=start_method, num_workers=num_workers, **options)
-        )
+        super().__init__(make(factories, backend=backend, start_method=start_method, num_workers=num_workers, **options))
 
 
 class DummyVecEnv(FleetVecEnv):

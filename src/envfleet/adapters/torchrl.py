@@ -39,9 +39,7 @@ class FleetEnv(EnvBase):  # type: ignore[misc]
         fleet = env if isinstance(env, Fleet) else make(env, num_envs, on_end="wait", **options)
         refuse_agents(fleet)
         if fleet.on_end != "wait":
-            raise BadArgument(
-                'FleetEnv needs a fleet made with on_end="wait": TorchRL resets ended environments itself'
-            )
+            raise BadArgument('FleetEnv needs a fleet made with on_end="wait": TorchRL resets ended environments itself')
         super().__init__(device=device, batch_size=torch.Size([fleet.num_envs]))
         self.fleet = fleet
         self._next_seed: int | None = None
@@ -61,9 +59,7 @@ class FleetEnv(EnvBase):  # type: ignore[misc]
         self.observation_spec = observation
         self.action_spec = batched(self.fleet.single_action_space)
         self.reward_spec = Unbounded(shape=(count, 1), dtype=torch.float32, device=self.device)
-        self.done_spec = Composite(
-            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(count,), device=self.device
-        )
+        self.done_spec = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(count,), device=self.device)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         seed, self._next_seed = self._next_seed, None

@@ -98,9 +98,7 @@ def choose(
     shared = isolate is not True and workers >= cpus and cpus <= 4
     batch_s = _batch_s(step_s, num_slots, workers, SHARED_S if shared else ISOLATED_S)
     if batch_s > WORTH * serial_s:
-        return Choice(
-            "serial", None, True, f"{step} a step, {duration(serial_s)} a batch: too little to share out{busy}"
-        )
+        return Choice("serial", None, True, f"{step} a step, {duration(serial_s)} a batch: too little to share out{busy}")
     who = "the parent is one of them" if shared else "isolated"
     why = f"{step} a step: {duration(batch_s)} a batch instead of {duration(serial_s)} in one process; {who}{busy}"
     return Choice("shm", workers, not shared, why)
@@ -123,7 +121,9 @@ def _isolated(step_s: float, num_slots: int, workers: int, busy: str) -> Choice:
     if workers > 1 and alone_s <= _batch_s(step_s, num_slots, workers, ISOLATED_S):
         workers = 1
     batch_s = _batch_s(step_s, num_slots, workers, ALONE_S if workers == 1 else ISOLATED_S)
-    why = f"{duration(step_s)} a step: {duration(batch_s)} a batch; isolated, as a crash or a hang of it must not be this process's"
+    why = (
+        f"{duration(step_s)} a step: {duration(batch_s)} a batch; isolated, as a crash or a hang of it must not be this process's"
+    )
     return Choice("shm", workers, True, why + busy)
 
 

@@ -60,13 +60,7 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
             steps, warm, begun = 0, 0, _marks()
     wall_s, cpu_s, pauses = (now - then for now, then in zip(_marks(), begun))
     size = sum(getattr(leaf, "nbytes", 8) for leaf in _leaves(obs))
-    return {
-        "step_s": wall_s / steps,
-        "cpu_s": cpu_s / steps,
-        "obs_bytes": int(size),
-        "is_async": False,
-        "pauses": pauses / steps,
-    }
+    return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": int(size), "is_async": False, "pauses": pauses / steps}
 
 
 def _is_over(steps: int, elapsed_s: float, seconds: float) -> bool:

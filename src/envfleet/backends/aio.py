@@ -322,9 +322,7 @@ class AioBackend(LocalBackend):
             why = f"its call is still stuck in {phase} and cannot be ended"
             problems.append((slot, Failure(phase, why, "", kind="timeout")))
         self._pool.shutdown(wait=not self._stuck, timeout_s=5.0)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # it has ended meanwhile: an earlier close was interrupted after this line
+        with contextlib.suppress(RuntimeError):  # it has ended meanwhile: an earlier close was interrupted after this line
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
         return problems

@@ -188,9 +188,7 @@ class ScriptedBackend(LocalBackend):
         """Let the clock run to the next fate, as often as it takes, but no further than `timeout_s`."""
         deadline, target = self._time + timeout_s, self.num_out - at_least
         while True:
-            due = [
-                (queue[0].at, worker) for worker, queue in enumerate(self._queues) if queue and queue[0].at is not None
-            ]
+            due = [(queue[0].at, worker) for worker, queue in enumerate(self._queues) if queue and queue[0].at is not None]
             at, worker = min(due, default=(None, -1))
             enough = self.num_out <= target or bool(self.losses)
             if at is None or at > (self._time if enough else deadline):

@@ -186,14 +186,7 @@ class ShmBackend(ProcessBackend):
 
     def round(self, slots: Slots, timeout_s: float) -> bool:
         """Ring, step, wait and take in one call of the compiled doorbell, as long as nothing is out of the ordinary."""
-        if (
-            self._exchange is None
-            or not self._all_alive
-            or self.info
-            or self.final_info
-            or not self._all_told
-            or self._sided
-        ):
+        if self._exchange is None or not self._all_alive or self.info or self.final_info or not self._all_told or self._sided:
             return super().round(slots, timeout_s)
         if self._exchange.round(slots, self.worker_of, timeout_s, self._runner):
             return True
@@ -263,9 +256,7 @@ class ShmBackend(ProcessBackend):
 
     def _end_of(self, worker: WorkerHandle) -> int | None:
         code = super()._end_of(worker)
-        self._drop_rings(
-            worker
-        )  # not before it has ended: one that only closed its socket would step what it reads there
+        self._drop_rings(worker)  # not before it has ended: one that only closed its socket would step what it reads there
         return code
 
     def kill(self, worker: int) -> str:
@@ -347,9 +338,7 @@ class ShmBackend(ProcessBackend):
             self._runner = None if self.spare else self._all_lives_runner
         return refused
 
-    def _ask(
-        self, slots: list[int], name: str, args: list[Any], owner: np.ndarray[Any, Any], timeout_s: float
-    ) -> dict[int, Any]:
+    def _ask(self, slots: list[int], name: str, args: list[Any], owner: np.ndarray[Any, Any], timeout_s: float) -> dict[int, Any]:
         """Call something in these slots' workers; the answers that come in time. Those that come later are dropped."""
         self.settle()
         answers: dict[int, Any] = {}

@@ -117,9 +117,7 @@ class Mover:
         if not self.wants_in:
             line = f"{after} back in the workers, the machine is quiet ({self._why})"
         elif moved:
-            line = (
-                f"{after} {int(here.sum())} of {len(here)} slots are in this process, the machine is busy ({self._why})"
-            )
+            line = f"{after} {int(here.sum())} of {len(here)} slots are in this process, the machine is busy ({self._why})"
         else:
             line = f"{after} the machine is busy ({self._why}): one process would be faster, but no slot can be moved"
         if self._refused and self.wants_in:

@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="'random', 'echo' (says back the text it sees), a run folder or checkpoint file of `envfleet train`, or "
         "MODULE:NAME of a batched policy",
     )
-    parser.add_argument(
-        "--sample", action="store_true", help="checkpoint: draw actions instead of taking the likeliest"
-    )
+    parser.add_argument("--sample", action="store_true", help="checkpoint: draw actions instead of taking the likeliest")
     parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="file format")
     add_shared(parser, "seed", default=0)
     add_shared(parser, "backend")
@@ -127,9 +125,7 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
                 writer.add(rollout)
         except KeyboardInterrupt:
             if args.out is not None:
-                print(
-                    f"{len(writer.ids)} of {args.num_episodes} episodes are in {args.out}; the same command makes the others"
-                )
+                print(f"{len(writer.ids)} of {args.num_episodes} episodes are in {args.out}; the same command makes the others")
             raise
         print(collector.stats())
         print(f"ledger: {collector.ledger}")

@@ -106,8 +106,7 @@ def suspicious(machine: Machine, compiled: bool = True) -> list[str]:
         # Each worker costs the parent two descriptors: its socket and the file its stack is dumped to.
         room = max(0, (machine.open_files - 32) // 2)
         found.append(
-            f"ulimit -n is {machine.open_files}: enough for about {room} worker processes; "
-            "raise it (ulimit -n 4096) for more"
+            f"ulimit -n is {machine.open_files}: enough for about {room} worker processes; raise it (ulimit -n 4096) for more"
         )
     if threads is None and cpus < machine.cpus:
         found.append(
@@ -130,9 +129,7 @@ def suspicious(machine: Machine, compiled: bool = True) -> list[str]:
             "environments, and the kernel kills what goes over"
         )
     if not compiled and machine.compiler is None:
-        found.append(
-            "no compiled core and no C compiler: everything works; install a compiler and reinstall for the fast core"
-        )
+        found.append("no compiled core and no C compiler: everything works; install a compiler and reinstall for the fast core")
     return found
 
 
@@ -179,9 +176,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     for extra, packages in report["extras"].items():
         missing = [name for name, version in packages.items() if version is None]
         have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
-        remedy = (
-            f'{"; " if have else ""}missing {", ".join(missing)}: pip install "envfleet[{extra}]"' if missing else ""
-        )
+        remedy = f'{"; " if have else ""}missing {", ".join(missing)}: pip install "envfleet[{extra}]"' if missing else ""
         print(f"[{extra}]".ljust(15) + have + remedy)
     for line in report["suspicious"] or ["nothing suspicious"]:
         print(f"! {line}" if report["suspicious"] else line)

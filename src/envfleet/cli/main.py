@@ -22,23 +22,13 @@ from typing import Any, NoReturn
 
 import envfleet
 from envfleet.cli.options import Help
-from envfleet.errors import (
-    BadArgument,
-    DamagedWarning,
-    FaultError,
-    FleetError,
-    MissingExtra,
-    UncheckedWarning,
-    WriteFailed,
-)
+from envfleet.errors import BadArgument, DamagedWarning, FaultError, FleetError, MissingExtra, UncheckedWarning, WriteFailed
 from envfleet.util.extras import extra_of
 from envfleet.util.files import NO_ROOM
 from envfleet.util.text import Hint, first_line
 
 #: name -> module
-COMMANDS = {
-    name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "tune")
-}
+COMMANDS = {name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "tune")}
 #: Old names -> the command they stand for now, with its options.
 ALIASES = {"sweep": ("tune", "--workers", "1,2,4,8", "--backends", "serial,thread,shm")}
 

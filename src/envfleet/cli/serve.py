@@ -56,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where environments run; auto: worker processes with a thread for each session",
     )
     add_token_file(parser, "file with the token clients must send")
-    parser.add_argument(
-        "--env-kwargs", type=json.loads, default=None, metavar="JSON", help="e.g. '{\"latency_s\": 0.05}'"
-    )
+    parser.add_argument("--env-kwargs", type=json.loads, default=None, metavar="JSON", help="e.g. '{\"latency_s\": 0.05}'")
 
 
 def run(args: argparse.Namespace) -> int:

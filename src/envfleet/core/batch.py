@@ -62,27 +62,9 @@ class Batch:
     _raw: Array
     _slab: Slab
 
-    __slots__ = (
-        "__weakref__",
-        "_columns",
-        "_ended_rows",
-        "_final",
-        "_final_info",
-        "_info",
-        "_obs",
-        "_raw",
-        "_slab",
-        "slots",
-    )
+    __slots__ = ("__weakref__", "_columns", "_ended_rows", "_final", "_final_info", "_info", "_obs", "_raw", "_slab", "slots")
 
-    def __init__(
-        self,
-        slab: Slab,
-        slots: Slots,
-        info: dict[int, Any],
-        final_info: dict[int, Any],
-        copy: bool = True,
-    ) -> None:
+    def __init__(self, slab: Slab, slots: Slots, info: dict[int, Any], final_info: dict[int, Any], copy: bool = True) -> None:
         # All scalars of a row are one record: one copy of bytes here, a view per field when it is read.
         index: Slots | slice = _as_slice(slots, slab.num_slots)
         raw = slab.raw[index]

@@ -135,9 +135,7 @@ def is_remote(env: Any) -> bool:
 def _check_numbers(
     num_workers: int | None, timeouts_s: Mapping[str, float], columns: Mapping[str, gym.Space[Any]] | None
 ) -> None:
-    if num_workers is not None and (
-        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
-    ):
+    if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
         raise BadArgument(f"num_workers={num_workers!r}: give a whole number from 1 up")
     for name, value in timeouts_s.items():
         if not value > 0:
@@ -157,20 +155,12 @@ def _check_agents(env: Any) -> None:
 
 
 def _sessions(
-    env: Any,
-    env_kwargs: Mapping[str, Any] | None,
-    backend: str | Backend,
-    reset_timeout_s: float,
-    step_timeout_s: float,
+    env: Any, env_kwargs: Mapping[str, Any] | None, backend: str | Backend, reset_timeout_s: float, step_timeout_s: float
 ) -> tuple[Any, None, Backend]:
     """Addresses of servers: a factory of sessions and the backend that holds them."""
     if backend not in ("auto", "remote"):
         raise BadArgument(f"addresses of servers only go with backend 'remote', not {backend!r}")
-    waits = {
-        "capacity_timeout_s": reset_timeout_s,
-        "down_timeout_s": reset_timeout_s,
-        "message_timeout_s": step_timeout_s,
-    }
+    waits = {"capacity_timeout_s": reset_timeout_s, "down_timeout_s": reset_timeout_s, "message_timeout_s": step_timeout_s}
     sessions = load_attribute(_SESSIONS, "remote")(env, {**waits, **(env_kwargs or {})})
     return sessions, None, load_attribute(BACKENDS["remote"], "backend")()
 
@@ -222,12 +212,7 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
 
 
 def _backend(
-    backend: str | Backend,
-    num_workers: int | None,
-    start_method: str | None,
-    isolate: bool | None,
-    recipe: Recipe,
-    on_fault: str,
+    backend: str | Backend, num_workers: int | None, start_method: str | None, isolate: bool | None, recipe: Recipe, on_fault: str
 ) -> tuple[Backend, str]:
     if isinstance(backend, Backend):
         return backend, "sessions with servers" if backend.name == "remote" else "given"

@@ -125,9 +125,7 @@ class Fleet:
         return f"Fleet({self._backend.recipe.name}, num_envs={self.num_envs}, {self.plan})"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a fleet cannot be copied or pickled: it owns processes and memory; make another one with ef.make"
-        )
+        raise TypeError("a fleet cannot be copied or pickled: it owns processes and memory; make another one with ef.make")
 
     # -- stepping -----------------------------------------------------------------------------------------------
 

@@ -108,9 +108,7 @@ class SlotTable:
 
     def assign(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
         """Write what the next reset of a slot uses, now or, while its row has not been received, with the next send."""
-        if (
-            self.given[slot] != self.seen[slot]
-        ):  # also when it is done: what comes of it must not depend on when it finished
+        if self.given[slot] != self.seen[slot]:  # also when it is done: what comes of it must not depend on when it finished
             self.plain = False
             self._late.setdefault(slot, {}).update(change)
         else:

@@ -122,9 +122,7 @@ class Supervisor:
     def _take_back(self) -> None:
         """Lost slots that were rebuilt and are done: their rows say what became of the episode that was cut short."""
         table = self.table
-        back = (
-            self.lost & (table.given != self._lost_at) & (table.done == table.given) & ~table.held & ~self.quarantined
-        )
+        back = self.lost & (table.given != self._lost_at) & (table.done == table.given) & ~table.held & ~self.quarantined
         for slot in np.flatnonzero(back).tolist():
             if slot in self.pending or slot in self.backend.failures:
                 continue
@@ -387,9 +385,7 @@ class Supervisor:
         slots = sorted(slot for slot, when in self._due.items() if when <= now)
         if slots:
             self.prepare_rebuild(slots)
-            self.backend.submit(
-                np.array(slots, np.int64)
-            )  # when it raises they are still due: the next recv tries again
+            self.backend.submit(np.array(slots, np.int64))  # when it raises they are still due: the next recv tries again
             for slot in slots:
                 self._was_sent(slot)
 
@@ -460,6 +456,4 @@ class Supervisor:
         return self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 
     def _look_for_trouble(self) -> None:
-        self.troubled = bool(
-            self.lost.any() or self.quarantined.any() or self.pending or self._interrupted or self._due
-        )
+        self.troubled = bool(self.lost.any() or self.quarantined.any() or self.pending or self._interrupted or self._due)

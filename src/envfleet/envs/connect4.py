@@ -112,11 +112,7 @@ class Connect4(gymnasium.Env[Any, Any]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (the base class has it so)
-    openenv: ClassVar[dict[str, Any]] = {
-        "action": "column",
-        "observation": "board",
-        "info": ("text", "legal_actions", "winner"),
-    }
+    openenv: ClassVar[dict[str, Any]] = {"action": "column", "observation": "board", "info": ("text", "legal_actions", "winner")}
     envfleet_columns: ClassVar[dict[str, spaces.Space[Any]]] = {"action_mask": spaces.MultiBinary(COLUMNS)}
 
     def __init__(

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from envfleet.errors import BadArgument
 
 
-class HideColumns(
-    gym.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.float32]], gym.utils.RecordConstructorArgs
-):
+class HideColumns(gym.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.float32]], gym.utils.RecordConstructorArgs):
     """Keep only some entries of a flat observation, so that the problem needs memory.
 
     Example:

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
 #: The eight lines of three, over the nine squares in the order of the observation.
-LINES = np.array(
-    [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]], dtype=np.int64
-)
+LINES = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]], dtype=np.int64)
 
 
 def has_line(stones: Bools) -> bool:

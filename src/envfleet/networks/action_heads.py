@@ -59,9 +59,7 @@ class Actions:
         elif isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
             self._init_box(space, std)
         else:
-            raise BadArgument(
-                f"PPO cannot act in {space}: it knows Discrete, MultiDiscrete, MultiBinary and float Box spaces"
-            )
+            raise BadArgument(f"PPO cannot act in {space}: it knows Discrete, MultiDiscrete, MultiBinary and float Box spaces")
         self.num_outputs = sum(self.counts) if self.counts else self.dim * (2 if self.state_std else 1)
         self.offsets = np.cumsum((0, *self.counts))
 
@@ -138,11 +136,7 @@ class Actions:
     # -- learning, in PyTorch --------------------------------------------------------------------------------------
 
     def score(
-        self,
-        outputs: torch.Tensor,
-        log_std: torch.Tensor | None,
-        raw: torch.Tensor,
-        mask: torch.Tensor | None = None,
+        self, outputs: torch.Tensor, log_std: torch.Tensor | None, raw: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probability and entropy of raw actions, with the leading axes of `outputs`.
 

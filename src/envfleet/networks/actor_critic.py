@@ -104,9 +104,7 @@ class ActorCritic(nn.Module):
         if self.num_cores == 2 and self.actor_encoder.size != self.critic_encoder.size:
             raise BadArgument("a centralised critic with memory needs observations that have more than pictures")
         core_size = config.state_size if self.num_cores else 0
-        self.core = (
-            Recurrent(config.rnn, self.critic_encoder.size, core_size, self.num_cores) if self.num_cores else None
-        )
+        self.core = Recurrent(config.rnn, self.critic_encoder.size, core_size, self.num_cores) if self.num_cores else None
         actor_width = core_size if self.num_cores == 2 else self.actor_encoder.size
         critic_width = core_size if self.num_cores else self.critic_encoder.size
         self.actor_layers = _mlp(actor_width, hidden[-1:], config.activation)

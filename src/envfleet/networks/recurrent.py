@@ -142,9 +142,7 @@ class _CompiledScan(torch.autograd.Function):
             COMPILED.backward(*ctx.sizes, fresh=ctx.fresh, **{name: array[core] for name, array in arrays.items()})
         by_gates = grad.reshape(cores, steps * rows, gates * size)
         by_w = np.matmul(before.reshape(cores, -1, size).transpose(0, 2, 1), by_gates)
-        if (
-            gates == 3
-        ):  # the input's part differs in the candidate alone, whose recurrent part lies inside the reset gate
+        if gates == 3:  # the input's part differs in the candidate alone, whose recurrent part lies inside the reset gate
             grad[..., 2 * size :] = grad_new
         by_w_in = np.matmul(x.reshape(cores, -1, num_inputs).transpose(0, 2, 1), by_gates)
         by_bias = np.matmul(np.ones((1, steps * rows), np.float32), by_gates)
@@ -154,9 +152,7 @@ class _CompiledScan(torch.autograd.Function):
         return by_x, *(torch.from_numpy(part) for part in (by_w_in, by_bias, by_w)), None, None
 
 
-def _gru_loop(
-    gates: torch.Tensor, w: torch.Tensor, state: torch.Tensor, keep: torch.Tensor
-) -> tuple[torch.Tensor, None]:
+def _gru_loop(gates: torch.Tensor, w: torch.Tensor, state: torch.Tensor, keep: torch.Tensor) -> tuple[torch.Tensor, None]:
     size = w.shape[1]
     hidden, outputs = state, []
     for t in range(gates.shape[1]):

@@ -182,11 +182,7 @@ class AsyncEnvClient:
         def parse(message: Message) -> StepResult:
             nonlocal repeated
             repeated = witness is not None and witness.repeats(message.mark)
-            return (
-                exact_protocol.parse_result(message.data, is_step)
-                if witness is None
-                else wire.parse_result(message.data)
-            )
+            return exact_protocol.parse_result(message.data, is_step) if witness is None else wire.parse_result(message.data)
 
         try:
             result: StepResult = await self._request(kind, data, "observation", parse, timeout_s)

@@ -21,9 +21,7 @@ _log = logging.getLogger("envfleet.remote")
 class Opener:
     """Opens sessions for one client, wherever there is room."""
 
-    def __init__(
-        self, endpoints: Mapping[str, Endpoint], config: ClientConfig, table: CapacityTable, stats: ClientStats
-    ) -> None:
+    def __init__(self, endpoints: Mapping[str, Endpoint], config: ClientConfig, table: CapacityTable, stats: ClientStats) -> None:
         self._endpoints, self._config, self._table, self._stats = endpoints, config, table, stats
 
     async def open(self) -> tuple[Any, str, Message]:

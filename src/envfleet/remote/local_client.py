@@ -40,9 +40,7 @@ class LocalEnvClient:
         """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options or None)
         self._episode_id, self._step_count = episode_id, 0
-        return StepResult(
-            Fields(self.dialect.observation(obs, info, to_lists)), None, False, self.dialect.metadata(info)
-        )
+        return StepResult(Fields(self.dialect.observation(obs, info, to_lists)), None, False, self.dialect.metadata(info))
 
     def step(self, action: Any) -> StepResult:
         """Act: a mapping of fields, a dataclass, a pydantic model, or the value of a one-field action."""

@@ -87,9 +87,7 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
         flat = spaces.flatten_space(space)
     except (NotImplementedError, KeyError):
         flat = None
-    if not isinstance(flat, spaces.Box) or any(
-        isinstance(leaf, _UNSIZED) for _, leaf in tree_leaves(space_tree(space))
-    ):
+    if not isinstance(flat, spaces.Box) or any(isinstance(leaf, _UNSIZED) for _, leaf in tree_leaves(space_tree(space))):
         raise BadArgument(
             f"the server's observation ({_names(space)}) is not numbers of a fixed size, so it is no vector: "
             'use observation_mode="text" or "json"'
@@ -180,9 +178,7 @@ def _choices(schema: Mapping[str, Any]) -> list[Any]:
         return list(range(int(low), int(high) + 1))
     if field.get("type") == "boolean":
         return [False, True]
-    raise BadArgument(
-        f"the server's schema lists no choices for {name!r} (no enum, no integer bounds): pass actions=[…]"
-    )
+    raise BadArgument(f"the server's schema lists no choices for {name!r} (no enum, no integer bounds): pass actions=[…]")
 
 
 def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[Any], tuple[str] | None]:

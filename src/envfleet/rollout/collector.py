@@ -177,9 +177,7 @@ class Collector:
             self._next_ticket = max(self._next_ticket, numbers[-1] + 1)
         self.ledger.warn_if_lost(before)
 
-    def collect(
-        self, num_episodes: int | None = None, *, num_steps: int | None = None, progress: bool = False
-    ) -> Rollouts:
+    def collect(self, num_episodes: int | None = None, *, num_steps: int | None = None, progress: bool = False) -> Rollouts:
         """The same as a list, in ticket order."""
         return Rollouts(self.episodes(num_episodes, num_steps=num_steps, progress=progress))
 
@@ -224,9 +222,7 @@ class Collector:
 
     def _refuse_while_streaming(self) -> None:
         if self._streaming:
-            raise FleetError(
-                "another episodes() of this collector is not finished: take all of it, or close() it first"
-            )
+            raise FleetError("another episodes() of this collector is not finished: take all of it, or close() it first")
 
     def _drop_segments(self) -> None:
         if self._segments is not None:

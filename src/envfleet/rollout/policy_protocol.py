@@ -145,9 +145,7 @@ def _box(space: spaces.Box, ask: Ask, stream: int) -> npt.NDArray[Any]:
         return np.minimum(np.floor(low + draw * (high - low + 1.0)), high).astype(space.dtype)
     tail = -np.log1p(-draw)  # exponential, for sides without a bound
     bell = np.sqrt(2.0 * tail) * np.cos(2.0 * np.pi * ask.uniform(size, stream + 1000).reshape(draw.shape))
-    sample = np.where(
-        below & above, low + draw * (high - low), np.where(below, low + tail, np.where(above, high - tail, bell))
-    )
+    sample = np.where(below & above, low + draw * (high - low), np.where(below, low + tail, np.where(above, high - tail, bell)))
     return np.clip(sample, space.low, space.high).astype(space.dtype)
 
 

@@ -23,12 +23,7 @@ def _draw(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}"),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn())
     by_steps = num_episodes is None
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("steps" if by_steps else "episodes", total=num_steps if by_steps else num_episodes)
@@ -39,9 +34,7 @@ def _draw(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | 
                 returns += rollout.episode_return
                 unit = "steps" if by_steps else "episodes"
                 bar.update(
-                    task,
-                    advance=len(rollout) if by_steps else 1,
-                    description=f"{unit}, mean return {returns / count:.4g}",
+                    task, advance=len(rollout) if by_steps else 1, description=f"{unit}, mean return {returns / count:.4g}"
                 )
                 yield rollout
         finally:

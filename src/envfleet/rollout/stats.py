@@ -131,18 +131,12 @@ class Stats:
         quantiles = " ".join(f"{value:.4g}" for value in self.return_quantiles.values())
         lengths = " ".join(f"{value:.4g}" for value in self.length_quantiles.values())
         shown = [
-            (
-                "episodes",
-                f"{self.num_episodes}" + (f" (+{self.num_failed} failed)" if self.num_failed else ""),
-            ),
+            ("episodes", f"{self.num_episodes}" + (f" (+{self.num_failed} failed)" if self.num_failed else "")),
             ("steps", f"{self.total_steps}"),
             ("return", f"{self.mean_return:.4g} ± {self.std_return:.4g}"),
             ("return min, max", f"{self.min_return:.4g}, {self.max_return:.4g}"),
             ("return 5/25/50/75/95 %", quantiles),
-            (
-                "length",
-                f"{self.mean_length:.4g} ± {self.std_length:.4g}  [{self.min_length}, {self.max_length}]",
-            ),
+            ("length", f"{self.mean_length:.4g} ± {self.std_length:.4g}  [{self.min_length}, {self.max_length}]"),
             ("length 5/25/50/75/95 %", lengths),
             ("throughput", f"{self.steps_per_s:,.0f} steps/s, {self.episodes_per_s:,.4g} episodes/s"),
         ]
@@ -156,10 +150,7 @@ class Stats:
         lines = [f"{name:<{width}}  {value}" for name, value in self.rows()]
         if len(self.per_env) > 1:
             wide = max(len(name) for name in self.per_env)
-            lines += [
-                "",
-                f"{'env':<{wide}}  {'count':>6} {'failed':>6} {'return':>10} {'std':>9} {'length':>9}",
-            ]
+            lines += ["", f"{'env':<{wide}}  {'count':>6} {'failed':>6} {'return':>10} {'std':>9} {'length':>9}"]
             lines += [
                 f"{name:<{wide}}  {env.count:>6} {env.num_failed:>6} {env.mean_return:>10.4g} "
                 f"{env.std_return:>9.4g} {env.mean_length:>9.4g}"

@@ -88,9 +88,7 @@ class Verdict:
             remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
             return f"uneven: {percent['slowest']} of the time workers wait for the slowest: {remedy}"
         if largest == "env":
-            return (
-                f"env-bound: {percent['env']} of the time the environments work: more workers, or a faster environment"
-            )
+            return f"env-bound: {percent['env']} of the time the environments work: more workers, or a faster environment"
         return (
             f"overhead-bound: {percent['transfer']} of the time goes to moving data: more environments a worker, "
             'or backend="serial"'

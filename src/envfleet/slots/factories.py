@@ -159,9 +159,7 @@ def resolve(env: Any, kwargs: Mapping[str, Any] | None = None) -> Factory:
             "pass a callable that builds one, e.g. lambda: MyEnv()"
         )
     if not callable(found):
-        raise BadArgument(
-            f"cannot make environments from {found!r}: pass an id, an EnvSpec, a callable or a list of them"
-        )
+        raise BadArgument(f"cannot make environments from {found!r}: pass an id, an EnvSpec, a callable or a list of them")
     return functools.partial(found, **kwargs) if kwargs else found
 
 
@@ -182,10 +180,7 @@ def env_name(env: Any) -> str:
 
 
 def factories_for(
-    env: Any,
-    num_envs: int | None,
-    env_kwargs: Mapping[str, Any] | None,
-    wrappers: Sequence[Callable[[Any], Any]],
+    env: Any, num_envs: int | None, env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Callable[[Any], Any]]
 ) -> tuple[tuple[Factory, ...], EnvSpec | None]:
     """One factory per slot from what users pass to `make`: what `resolve` takes, or a list of callables, one per slot."""
     if env_kwargs and not isinstance(env, (str, EnvSpec)):

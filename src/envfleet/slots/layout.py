@@ -204,11 +204,7 @@ class Layout:
         """
         out: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [("head", self.head, ())]
         one = (1,)  # many agents are inside the joint spaces
-        for kind, leaves in (
-            ("obs", self.obs_leaves),
-            ("final_obs", self.obs_leaves),
-            ("action", self.action_leaves),
-        ):
+        for kind, leaves in (("obs", self.obs_leaves), ("final_obs", self.obs_leaves), ("action", self.action_leaves)):
             for i, leaf in enumerate(leaves):
                 if leaf.dtype is not None:
                     out.append((f"{kind}/{i}", leaf.dtype, one + leaf.shape))

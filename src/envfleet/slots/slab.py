@@ -27,13 +27,7 @@ class Slab:
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        num_slots: int,
-        memory: Any = None,
-        fill: bool = True,
-        keep: bool = True,
-        keep_obs: bool = True,
+        self, layout: Layout, num_slots: int, memory: Any = None, fill: bool = True, keep: bool = True, keep_obs: bool = True
     ) -> None:
         self.layout = layout
         self.num_slots = num_slots
@@ -59,25 +53,16 @@ class Slab:
         kinds = {"obs": self.obs_leaves, "final_obs": self.obs_leaves, "action": self.action_leaves}
         # Objects of mailbox leaves: per leaf index a list with one object per slot. Never in shared memory.
         self.mail: dict[str, dict[int, list[Any]]] = {
-            kind: {i: [None] * num_slots for i, leaf in enumerate(leaves) if not leaf.is_column}
-            for kind, leaves in kinds.items()
+            kind: {i: [None] * num_slots for i, leaf in enumerate(leaves) if not leaf.is_column} for kind, leaves in kinds.items()
         }
         #: What `keep` copies: (rows, where they are kept). Empty where rows travel by value: those are whole or absent.
-        self.kept = [
-            (array, self.arrays[f"kept/{name}"]) for name, array in self.arrays.items() if f"kept/{name}" in self.arrays
-        ]
-        self._kept_mail: dict[int, list[Any]] = (
-            {i: [None] * num_slots for i in self.mail["obs"]} if keep and keep_obs else {}
-        )
-        self._leaf_arrays = {
-            kind: [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))] for kind, leaves in kinds.items()
-        }
+        self.kept = [(array, self.arrays[f"kept/{name}"]) for name, array in self.arrays.items() if f"kept/{name}" in self.arrays]
+        self._kept_mail: dict[int, list[Any]] = {i: [None] * num_slots for i in self.mail["obs"]} if keep and keep_obs else {}
+        self._leaf_arrays = {kind: [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))] for kind, leaves in kinds.items()}
         # Where the value is one array, that array: most spaces are, and looking it up is on every batch's way.
         self._only = {
             kind: arrays[0][:, 0] if len(arrays) == 1 and arrays[0] is not None and not leaves[0].path else None
-            for (kind, arrays), leaves in zip(
-                self._leaf_arrays.items(), (self.obs_leaves, self.obs_leaves, self.action_leaves)
-            )
+            for (kind, arrays), leaves in zip(self._leaf_arrays.items(), (self.obs_leaves, self.obs_leaves, self.action_leaves))
         }
         if fill:
             for name in ("episode", "step", "task", "seed", "now_seed", "now_task", "next_seed", "next_task"):

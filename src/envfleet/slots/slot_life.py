@@ -392,10 +392,7 @@ class SlotLife:
         arrays = self._obs if kind == "obs" else self._final_obs
         values = scatter(self._obs_leaves, obs)
         try:
-            checked = [
-                fits(leaf, value) if leaf.is_column else self.keep(value)
-                for leaf, value in zip(self._obs_leaves, values)
-            ]
+            checked = [fits(leaf, value) if leaf.is_column else self.keep(value) for leaf, value in zip(self._obs_leaves, values)]
         except (ValueError, TypeError) as error:
             raise type(error)(f"the observation of {self.phase}() has {error}") from None
         self.check_hold()

@@ -258,14 +258,7 @@ def a_failing_env_is_a_fault(start: Start) -> None:
             fleet.step([0, 0])
         error = _raises(EnvFailed, lambda: fleet.step([0, 1]))
         fault = error.fault
-        assert (fault.slot, fault.phase, fault.episode, fault.step, fault.seed, fault.task) == (
-            1,
-            "step",
-            0,
-            2,
-            6,
-            "easy",
-        )
+        assert (fault.slot, fault.phase, fault.episode, fault.step, fault.seed, fault.task) == (1, "step", 0, 2, 6, "easy")
         assert "RuntimeError: planted fault in step" in str(error) and int(fault.last_actions[-1]) == 1
         assert isinstance(error.__cause__, RuntimeError)
         assert fleet.reset(seed=1).status.tolist() == [READY, READY]

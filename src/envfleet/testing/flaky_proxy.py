@@ -52,9 +52,7 @@ class ChaosProxy:
         ...         return proxy.url  # give this to the client
     """
 
-    def __init__(
-        self, target: str, *, stall: float = 0.0, cut: float = 0.0, stall_s: float = 1.0, seed: int = 0
-    ) -> None:
+    def __init__(self, target: str, *, stall: float = 0.0, cut: float = 0.0, stall_s: float = 1.0, seed: int = 0) -> None:
         parts = urlsplit(target if "//" in target else f"//{target}")
         if not parts.hostname or not parts.port or not 0 <= stall + cut <= 1:
             raise BadArgument("ChaosProxy needs host:port, and stall + cut between 0 and 1")

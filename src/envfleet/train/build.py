@@ -74,11 +74,7 @@ def state_space_of(config: PPOConfig, fleet: Fleet) -> Any:
 
 
 def build_net(
-    assigned: Assignment,
-    config: PPOConfig,
-    device: torch.device,
-    state_space: Any = None,
-    key: tuple[int, ...] = (),
+    assigned: Assignment, config: PPOConfig, device: torch.device, state_space: Any = None, key: tuple[int, ...] = ()
 ) -> ActorCritic:
     """Build the network of a policy. Equal seeds give equal weights; torch's global generator is not used.
 

@@ -129,9 +129,7 @@ class Checkpoints:
                 kept = f" (kept as {keep_aside(damaged.path).name})"
                 damaged.path.unlink()
         warnings.warn(
-            f"{damaged.path} is damaged: {damaged.problem}{kept}; {used.name} is used instead",
-            DamagedWarning,
-            stacklevel=4,
+            f"{damaged.path} is damaged: {damaged.problem}{kept}; {used.name} is used instead", DamagedWarning, stacklevel=4
         )
 
 
@@ -168,9 +166,7 @@ def read(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of envfleet")
     if content["format"] > FORMAT:
-        raise CheckpointError(
-            f"{path} has format {content['format']}, this version reads up to {FORMAT}: upgrade envfleet"
-        )
+        raise CheckpointError(f"{path} has format {content['format']}, this version reads up to {FORMAT}: upgrade envfleet")
     state: dict[str, Any] = _arrays(content["state"])
     return _from_format_1(state) if content["format"] == 1 else state
 

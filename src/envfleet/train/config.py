@@ -53,16 +53,12 @@ class PPOConfig:
     """
 
     # -- environment -----------------------------------------------------------------------------------------------
-    env: Any = _env(
-        "CartPole-v1", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable'
-    )
+    env: Any = _env("CartPole-v1", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable')
     env_kwargs: dict[str, Any] = _env({}, "keyword arguments for the environment, as name=value pairs")
     num_envs: int = _env(1, "environments stepped together; 1 is sequential")
     backend: str = _env("auto", "where environments run: auto, serial, thread, aio, pipe or shm")
     num_workers: int | None = _env(None, "worker processes or threads; default: chosen from the CPUs")
-    start_method: str | None = _env(
-        None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto"
-    )
+    start_method: str | None = _env(None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto")
     on_fault: str = _env(
         "restart",
         "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is given up), or raise and stop",
@@ -86,9 +82,7 @@ class PPOConfig:
     clip: float = _train(0.2, "clip range of the probability ratio at the beginning")
     clip_schedule: str = _train("constant", "clip range over the run: constant or linear to 0", choices=SCHEDULES)
     entropy: float = _train(0.0, "weight of the entropy bonus at the beginning")
-    entropy_final: float | None = _train(
-        None, "weight of the entropy bonus at the end, reached linearly; default: the same"
-    )
+    entropy_final: float | None = _train(None, "weight of the entropy bonus at the end, reached linearly; default: the same")
     gamma: float = _train(0.99, "discount")
     gae_lambda: float = _train(0.95, "lambda of the advantage estimate")
     value_coef: float = _train(0.5, "weight of the value loss")
@@ -111,9 +105,7 @@ class PPOConfig:
         None,
         "steps gradients flow back through; must divide num_steps; default: all of them, as far as every minibatch still gets a sequence",
     )
-    hidden: tuple[int, ...] = _train(
-        (64, 64), "units of the dense layers; a recurrent layer takes the place of all but the last"
-    )
+    hidden: tuple[int, ...] = _train((64, 64), "units of the dense layers; a recurrent layer takes the place of all but the last")
     activation: str = _train("tanh", "activation of the dense layers", choices=("tanh", "relu", "elu"))
     std: str = _train(
         "free", "standard deviation of Box actions: free (a parameter) or state (an output)", choices=("free", "state")
@@ -123,8 +115,7 @@ class PPOConfig:
     share_encoder: bool | None = _train(None, "one encoder for actor and critic; default: for pictures only")
     # -- many agents -----------------------------------------------------------------------------------------------
     policies: str | dict[str, list[str]] = _train(
-        "shared",
-        "many agents: shared (one policy for all), independent (one each), or groups like red=red_0+red_1,blue=blue_0",
+        "shared", "many agents: shared (one policy for all), independent (one each), or groups like red=red_0+red_1,blue=blue_0"
     )
     centralised_critic: bool = _train(
         False, "many agents: critics read the environment's state() beside their agent's observation (MAPPO)"

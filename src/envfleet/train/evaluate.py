@@ -152,12 +152,7 @@ class Evaluator:
         return TeamPolicy(self._assigned, forked) if self.agents else forked[self._assigned[0].name]
 
     def _play(
-        self,
-        fleet: Fleet,
-        policy: Policy | TeamPolicy,
-        episode: int,
-        against: dict[str, Opponent],
-        frames: list[Any] | None,
+        self, fleet: Fleet, policy: Policy | TeamPolicy, episode: int, against: dict[str, Opponent], frames: list[Any] | None
     ) -> Played:
         batch = fleet.reset(seed=[episode_seed(self.seed, "eval", 0, episode)])
         rng = stream(self.seed, "eval-opponents", episode) if against else None
@@ -194,9 +189,7 @@ class Evaluator:
         if isinstance(opponents, Mapping):
             unknown = [name for name in opponents if name not in self.agents]
             if unknown:
-                raise BadArgument(
-                    f"opponents: there is no agent {unknown[0]!r}; the agents are {', '.join(self.agents)}"
-                )
+                raise BadArgument(f"opponents: there is no agent {unknown[0]!r}; the agents are {', '.join(self.agents)}")
             return {name: self._opponent(one, name) for name, one in opponents.items()}
         sides = [each.agents for each in self._assigned]
         sides = sides if len(sides) > 1 else [(name,) for name in self.agents]

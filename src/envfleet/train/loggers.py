@@ -166,9 +166,7 @@ class TensorBoardLogger:
 class WandbLogger:
     """One Weights & Biases run: it lives in the trainer's process, workers know nothing of it."""
 
-    def __init__(
-        self, folder: str | Path | None, config: dict[str, Any], project: str, mode: Any, run_id: str | None
-    ) -> None:
+    def __init__(self, folder: str | Path | None, config: dict[str, Any], project: str, mode: Any, run_id: str | None) -> None:
         with from_extra("wandb"):
             import wandb
         self._run: Any = wandb.init(

@@ -77,9 +77,7 @@ def _summary(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
 
 def curve(rows: list[dict[str, Any]], name: str, title: str, width: int = 440, height: int = 240) -> str:
     """One column of the metrics over the steps, as an SVG picture; empty when there is nothing to draw."""
-    points = [
-        (row["step"], row[name]) for row in rows if isinstance(row.get(name), (int, float)) and row[name] == row[name]
-    ]
+    points = [(row["step"], row[name]) for row in rows if isinstance(row.get(name), (int, float)) and row[name] == row[name]]
     if len(points) < 2:
         return ""
     points = points[:: max(len(points) // 400, 1)]

@@ -83,9 +83,7 @@ class RunFolder:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise WriteFailed(self.path, error, self._safe()) from error
-            raise BadArgument(
-                f"the run folder {str(self.path)!r} cannot be written: {error.strerror or error}"
-            ) from error
+            raise BadArgument(f"the run folder {str(self.path)!r} cannot be written: {error.strerror or error}") from error
         try:
             return self._stored()
         except BaseException:
@@ -233,8 +231,7 @@ class RunFolder:
                 "Collecting": f"{counters.collect_s:.1f} s, {steps / max(counters.collect_s, 1e-9):,.0f} steps/s",
                 "Learning": f"{counters.learn_s:.1f} s, {steps / max(counters.learn_s, 1e-9):,.0f} steps/s",
             },
-            "faults": [str(fault) for fault in trainer.fleet.faults]
-            + [f"video: {why}" for why in self.videos.problems],
+            "faults": [str(fault) for fault in trainer.fleet.faults] + [f"video: {why}" for why in self.videos.problems],
             "episodes": {"Ledger": str(trainer.collector.ledger)},
             "command": command_for(self.config),
             "versions": versions,

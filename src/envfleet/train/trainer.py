@@ -236,15 +236,7 @@ class PPOTrainer:
         self.counters.lengths.extend(lengths)
         rate = segment.num_scored / max(collect_s + learn_s, 1e-9)
         return UpdateResult(
-            self.counters.update,
-            self.counters.num_steps,
-            len(returns),
-            returns,
-            lengths,
-            losses,
-            rate,
-            collect_s,
-            learn_s,
+            self.counters.update, self.counters.num_steps, len(returns), returns, lengths, losses, rate, collect_s, learn_s
         )
 
     def _record(self, segment: Segment, result: UpdateResult) -> None:

@@ -104,9 +104,7 @@ class Transitions:
         rows = self._notes(ours, segment, numbers.begun, lengths, steps)
         columns = np.arange(len(lengths))
         self.held[ours.name] = tree_map(lambda leaf: leaf[lengths, columns].copy(), rows)
-        result = RaggedSegment.empty(
-            steps, len(lengths), obs=tree_map(lambda leaf: leaf[0], rows["obs"]), action=rows["raw"][0]
-        )
+        result = RaggedSegment.empty(steps, len(lengths), obs=tree_map(lambda leaf: leaf[0], rows["obs"]), action=rows["raw"][0])
         result.obs = tree_map(lambda leaf: leaf[:steps], rows["obs"])
         result.bootstrap_obs = tree_map(lambda leaf: leaf[steps], rows["obs"])
         result.action = rows["raw"][:steps]
@@ -120,9 +118,7 @@ class Transitions:
         self._drop_unfollowed(result, ours, segment, numbers)
         return result
 
-    def _notes(
-        self, ours: Assignment, segment: AgentSegment, begun: Ints, lengths: Ints, steps: int
-    ) -> dict[str, Tree]:
+    def _notes(self, ours: Assignment, segment: AgentSegment, begun: Ints, lengths: Ints, steps: int) -> dict[str, Tree]:
         """What was known when each transition began, [T' + 1, B · P, …]; below the last one, what its agent has next."""
         now = self._seen(ours, segment, segment.obs, segment.columns, (slice(None), slice(None)))
         now["raw"] = self._raw(ours, segment)
@@ -130,9 +126,7 @@ class Transitions:
         now["step"] = segment.agent_step[:, :, ours.indices]
         now["episode"] = np.broadcast_to(segment.episode[..., None], shape)
         now["version"] = np.broadcast_to(segment.policy_version[..., None], shape)
-        room: dict[str, Tree] = tree_map(
-            lambda leaf: np.zeros((steps + 1, len(lengths), *leaf.shape[3:]), leaf.dtype), now
-        )
+        room: dict[str, Tree] = tree_map(lambda leaf: np.zeros((steps + 1, len(lengths), *leaf.shape[3:]), leaf.dtype), now)
         room["step"][...] = -1
         before = self.held_mask[:, ours.indices].reshape(-1)
         if before.any():
@@ -191,9 +185,7 @@ class Transitions:
         result.final_obs = {OWN: last, CENTRAL: segment.fate_state[ours.group][kept]} if self.central else last
         result.end_return, result.end_length = np.zeros(int(kept.sum())), np.zeros(int(kept.sum()), np.int64)
 
-    def _drop_unfollowed(
-        self, result: RaggedSegment, ours: Assignment, segment: AgentSegment, numbers: Numbers
-    ) -> None:
+    def _drop_unfollowed(self, result: RaggedSegment, ours: Assignment, segment: AgentSegment, numbers: Numbers) -> None:
         """An agent that was scored, has not ended and has no observation: there is nothing to bootstrap from."""
         lengths = result.lengths
         goes_on = (segment.bootstrap_active | numbers.still_open)[:, ours.indices].reshape(-1)

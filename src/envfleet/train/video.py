@@ -56,9 +56,7 @@ def write_video(path: str | Path, frames: Sequence[NDArray[np.uint8]], fps: int 
     height, width = frames[0].shape[:2]
     # H.264 wants even sides: a row or column is cut rather than the picture scaled.
     height, width = height - height % 2, width - width % 2
-    writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=fps, macro_block_size=2, ffmpeg_log_level="error"
-    )
+    writer = imageio_ffmpeg.write_frames(str(path), (width, height), fps=fps, macro_block_size=2, ffmpeg_log_level="error")
     writer.send(None)
     for frame in frames:
         writer.send(np.ascontiguousarray(frame[:height, :width, :3]))

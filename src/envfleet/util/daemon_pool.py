@@ -68,12 +68,7 @@ class DaemonPool(Executor):
         self.size += 1
 
     def shutdown(  # type: ignore[override]
-        self,
-        wait: bool = True,
-        *,
-        cancel_futures: bool = False,
-        timeout: float | None = None,
-        timeout_s: float | None = None,
+        self, wait: bool = True, *, cancel_futures: bool = False, timeout: float | None = None, timeout_s: float | None = None
     ) -> bool:
         """Take no more work; with `wait`, join the threads, at most this long. True when all have ended."""
         with self._shared.lock:

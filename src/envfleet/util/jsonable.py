@@ -37,8 +37,7 @@ def to_jsonable(value: Any, *, unknown: Callable[[Any], Any] | None = None, nan:
         return to_jsonable(value.item(), unknown=unknown, nan=nan)
     if isinstance(value, Mapping):
         return {
-            key if isinstance(key, str) else str(key): to_jsonable(item, unknown=unknown, nan=nan)
-            for key, item in value.items()
+            key if isinstance(key, str) else str(key): to_jsonable(item, unknown=unknown, nan=nan) for key, item in value.items()
         }
     if isinstance(value, (list, tuple, set, frozenset)):
         return [to_jsonable(item, unknown=unknown, nan=nan) for item in value]

@@ -99,9 +99,7 @@ class CpuWatch:
         >>> load = watch.look()   # None: unknown, or too early
     """
 
-    def __init__(
-        self, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup", clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup", clock: Callable[[], float] = time.monotonic):
         self._proc, self._cgroup, self._clock = Path(proc), cgroup, clock
         self._last = self._sample()
 
@@ -171,9 +169,7 @@ def cpu_time_of(pid: int) -> float:
         return 0.0
 
 
-def current_load(
-    watch: CpuWatch | None = None, looks: int = 3, sleep: Callable[[float], None] = time.sleep
-) -> Load | None:
+def current_load(watch: CpuWatch | None = None, looks: int = 3, sleep: Callable[[float], None] = time.sleep) -> Load | None:
     """How busy the machine is, in 40 ms where it is quiet; a load counts as one only if it lasts for three looks.
 
     Example:

@@ -49,8 +49,7 @@ def _messages(data: bytes, number: int) -> list[bytes]:
         return [_HEAD.pack(number, _FIRST | _LAST) + data]
     view, last = memoryview(data), (len(data) - 1) // _PART
     return [
-        _HEAD.pack(number + i, (_FIRST if i == 0 else 0) | (_LAST if i == last else 0))
-        + view[i * _PART : (i + 1) * _PART]
+        _HEAD.pack(number + i, (_FIRST if i == 0 else 0) | (_LAST if i == last else 0)) + view[i * _PART : (i + 1) * _PART]
         for i in range(last + 1)
     ]
 

@@ -207,9 +207,7 @@ def launch(module: str, function: str, args: list[int], fds: list[int]) -> subpr
         f"from {module} import {function}; {function}({', '.join(map(str, args))})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -W, -X, -O … as the user set them
-    return subprocess.Popen(
-        [sys.executable, *flags, "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    return subprocess.Popen([sys.executable, *flags, "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def fresh_main(fd: int, parent_pid: int, spawn: int) -> None:

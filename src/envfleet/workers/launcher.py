@@ -66,10 +66,7 @@ class Keeper:
             self._process = None
         else:
             self._process = launch(
-                "envfleet.workers.keeper",
-                "fresh_main",
-                [theirs.fileno(), os.getpid(), int(method == "spawn")],
-                [theirs.fileno()],
+                "envfleet.workers.keeper", "fresh_main", [theirs.fileno(), os.getpid(), int(method == "spawn")], [theirs.fileno()]
             )
             self.pid = self._process.pid
         theirs.close()

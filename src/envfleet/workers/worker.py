@@ -218,9 +218,7 @@ class Worker:
             part["final_info"] = life.final_info
         assert self.slab is not None
         if self.slab.has_mail:
-            part["mail"] = {
-                kind: {i: box[life.slot] for i, box in self.slab.mail[kind].items()} for kind in ("obs", "final_obs")
-            }
+            part["mail"] = {kind: {i: box[life.slot] for i, box in self.slab.mail[kind].items()} for kind in ("obs", "final_obs")}
         return part
 
     # -- everything off the step path ---------------------------------------------------------------------------
@@ -272,9 +270,7 @@ class Worker:
         words = self.pulse.words
         self.runner = compiled_core.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
 
-    def _call(
-        self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _call(self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pulse = self.pulse_of(slot)
         answer: Failure | bytes
         try:

@@ -183,10 +183,7 @@ class Codec:
         return [self._rollout(row, scalars, columns) for row in range(batch.num_rows)]
 
     def _rollout(self, row: int, scalars: dict[str, Any], columns: dict[str, Any]) -> Rollout:
-        trees = {
-            name: _rebuild(shape, {k: rows[row] for k, rows in columns.items()})
-            for name, shape in self.structure.items()
-        }
+        trees = {name: _rebuild(shape, {k: rows[row] for k, rows in columns.items()}) for name, shape in self.structure.items()}
         task, info, error = scalars["task"][row], scalars["reset_info"][row], scalars["error"][row]
         return Rollout(
             env_name=scalars["env_name"][row],

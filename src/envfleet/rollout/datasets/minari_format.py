@@ -144,10 +144,7 @@ def _buffer(rollout: Rollout) -> Any:
         "started_s": rollout.started_s,
     }
     infos: dict[str, Any] = {}
-    for name, values in (
-        ("policy_version", rollout.policy_version),
-        ("step_latencies", rollout.step_latencies),
-    ):
+    for name, values in (("policy_version", rollout.policy_version), ("step_latencies", rollout.step_latencies)):
         if len(values):
             infos[name] = np.asarray(values)
     if rollout.extras:

@@ -123,9 +123,7 @@ def _replaced(damaged: Path, place: Path, found: Found) -> bool:
 
 def _warn(path: Path, aside: Path, problems: list[str], saved: int | None) -> None:
     told = "" if saved is None else f"; {saved} episodes of it were saved"
-    warnings.warn(
-        f"{path} is damaged ({'; '.join(problems)}): kept as {aside.name}{told}", DamagedWarning, stacklevel=6
-    )
+    warnings.warn(f"{path} is damaged ({'; '.join(problems)}): kept as {aside.name}{told}", DamagedWarning, stacklevel=6)
 
 
 def _without_repeats(batches: list[Any]) -> list[Any]:

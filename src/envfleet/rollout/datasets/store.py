@@ -197,8 +197,6 @@ def _run_before(directory: Path) -> dict[str, Any] | None:
     except DatasetDamaged as damaged:
         told = f"is damaged ({damaged.problem}): kept as {keep_aside(path).name}"
     warnings.warn(
-        f"{path} {told}. Whether the episodes there are of the same collection could not be checked",
-        DamagedWarning,
-        stacklevel=5,
+        f"{path} {told}. Whether the episodes there are of the same collection could not be checked", DamagedWarning, stacklevel=5
     )
     return None

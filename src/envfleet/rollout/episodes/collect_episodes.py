@@ -196,9 +196,7 @@ class EpisodeRun:
         if begun:
             slots = batch.slots[begun]
             columns = {name: getattr(batch, name)[begun] for name in self.fleet.layout.columns}
-            self._open(
-                slots, [self.coming.pop(int(slot)) for slot in slots], tree_rows(obs, begun), columns, batch, begun
-            )
+            self._open(slots, [self.coming.pop(int(slot)) for slot in slots], tree_rows(obs, begun), columns, batch, begun)
 
     def _next_for(self, slot: int, wants: dict[int, Ticket]) -> None:
         ticket = self.coming.pop(slot, None) or self.office.take(slot)
@@ -312,9 +310,7 @@ class EpisodeRun:
             self._open(slots[rows], seats, tree_rows(self._rows(batch.obs), rows), columns, batch, rows.tolist())
             wants = again
 
-    def _open(
-        self, slots: Ints, tickets: list[Ticket], obs: Any, columns: dict[str, Any], batch: Batch, rows: list[int]
-    ) -> None:
+    def _open(self, slots: Ints, tickets: list[Ticket], obs: Any, columns: dict[str, Any], batch: Batch, rows: list[int]) -> None:
         """These slots have the first observation of their ticket: let them act, or hold them back."""
         if not len(slots):
             return

@@ -50,13 +50,7 @@ def make_jobs(
     """One job per client, checked before any starts; `agent_fn` is one agent, or a list with one each."""
     clients = list(clients)
     agents = list(agent_fn) if isinstance(agent_fn, (list, tuple)) else [agent_fn] * len(clients)
-    given = {
-        "agents": agents,
-        "env_names": env_names,
-        "seeds": seeds,
-        "tasks": tasks,
-        "reset_kwargs": reset_kwargs,
-    }
+    given = {"agents": agents, "env_names": env_names, "seeds": seeds, "tasks": tasks, "reset_kwargs": reset_kwargs}
     for name, values in given.items():
         if values is not None and len(values) != len(clients):
             raise BadArgument(f"{len(clients)} clients but {len(values)} {name}: give one per client")

@@ -43,9 +43,7 @@ class Handover:
         self._helpers = 0  # started for what is waiting now
         self._handing = self._looking = False
 
-    def call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> asyncio.Future[Outcome]:
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> asyncio.Future[Outcome]:
         """Run a call on a thread; the future gets its answer, or what it raised, as a pair."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         if not self._waiting:

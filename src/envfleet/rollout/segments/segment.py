@@ -52,9 +52,7 @@ class Segment:
     end_length: Ints  # [K] length of each ended episode
     extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # written by the policy, each [T, B, ...]
     columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # declared columns seen with obs, [T, B, ...]
-    bootstrap_columns: dict[str, npt.NDArray[Any]] = field(
-        default_factory=dict
-    )  # the same with bootstrap_obs, [B, ...]
+    bootstrap_columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # the same with bootstrap_obs, [B, ...]
 
     @classmethod
     def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree = None) -> Self:

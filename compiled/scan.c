@@ -50,6 +50,15 @@ FAST static void bias_tanh(N rows, N size, float *restrict y, const float *restr
         for (N j = 0; j < size; j++) y[j] = tanh_of(y[j] + bias[j]);
 }
 
+// out = grad (1 - y y), the gradient before a tanh with output y, and its sum over the rows.
+FAST static void tanh_back(N rows, N size, const float *restrict grad, const float *restrict y, float *restrict out, float *restrict sum) {
+    for (N row = 0; row < rows; row++, grad += size, y += size, out += size)
+        for (N j = 0; j < size; j++) {
+            out[j] = grad[j] * (1.0f - y[j] * y[j]);
+            sum[j] += out[j];
+        }
+}
+
 // -- rows [rows, depth] times a packed matrix -----------------------------------------------------------------------------
 
 static N padded(N columns) { return (columns + PANEL - 1) / PANEL * PANEL; }
@@ -318,10 +327,25 @@ static PyObject *scan_bias_tanh(PyObject *self, PyObject *args) {
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+static PyObject *scan_tanh_back(PyObject *self, PyObject *args) {
+    Py_buffer grad, y, out, sum;
+    if (!PyArg_ParseTuple(args, "y*y*w*w*", &grad, &y, &out, &sum)) return NULL;
+    N size = sum.len / 4, rows = size ? y.len / 4 / size : 0, bytes = rows * size * 4;
+    int fits = grad.itemsize == 4 && y.itemsize == 4 && out.itemsize == 4 && sum.itemsize == 4;
+    if (fits && grad.len == bytes && y.len == bytes && out.len == bytes) tanh_back(rows, size, grad.buf, y.buf, out.buf, sum.buf);
+    else PyErr_SetString(PyExc_ValueError, "float32 arrays [rows, size], three times, and [size] are needed");
+    PyBuffer_Release(&grad);
+    PyBuffer_Release(&y);
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&sum);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
     {"forward", (PyCFunction)scan_forward, METH_VARARGS | METH_KEYWORDS, "forward(gates, steps, rows, inputs, size, **arrays)"},
     {"backward", (PyCFunction)scan_backward, METH_VARARGS | METH_KEYWORDS, "backward(gates, steps, rows, inputs, size, **arrays)"},
     {"bias_tanh", scan_bias_tanh, METH_VARARGS, "bias_tanh(y, bias): y becomes tanh(y + bias)"},
+    {"tanh_back", scan_tanh_back, METH_VARARGS, "tanh_back(grad, y, out, sum): out = grad (1 - y y), and its sum over rows"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,12 +9,13 @@ import torch
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.networks import numpy_actor, recurrent
+from envfleet.networks import numpy_layers, recurrent
 from envfleet.networks.action_heads import Actions
-from envfleet.networks.actor_critic import ActorCritic, Encoder, NetworkConfig, flatten_parameters
+from envfleet.networks.actor_critic import ACTIVATIONS, ActorCritic, Encoder, NetworkConfig, flatten_parameters
 from envfleet.networks.features import Features
 from envfleet.networks.network_policy import NotFinite, Policy
 from envfleet.networks.numpy_actor import NumpyActor
+from envfleet.networks.numpy_layers import NumpyLayers
 from envfleet.networks.recurrent import Recurrent
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -25,7 +26,7 @@ def way(request, monkeypatch):
     """Both ways through the layers on CPU: in C where it was built, and in NumPy and PyTorch."""
     if request.param == "python":
         monkeypatch.setattr(recurrent, "COMPILED", None)
-        monkeypatch.setattr(numpy_actor, "COMPILED", None)
+        monkeypatch.setattr(numpy_layers, "COMPILED", None)
     elif recurrent.COMPILED is None:
         pytest.skip("envfleet._scan is not built")
     return request.param
@@ -38,8 +39,31 @@ def test_numpy_actor_equals_the_modules(activation, rows, way):
     net = ActorCritic(VECTOR, spaces.Discrete(3), NetworkConfig(hidden=(32, 32), activation=activation))
     x = torch.randn(rows, 5)
     ours, _ = NumpyActor(net)(x.numpy(), None)
-    wanted, _ = net.act({"vector": x}, torch.zeros(rows, 0))
+    wanted = net.actor_head(net.actor_layers(net.actor_encoder.layers(x)))
     torch.testing.assert_close(torch.from_numpy(ours), wanted.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("by_input", [False, True])
+def test_layers_in_numpy_and_their_gradients_equal_the_modules(activation, outputs, by_input, way):
+    torch.manual_seed(0)
+    kind = ACTIVATIONS[activation]
+    modules = torch.nn.Sequential(torch.nn.Linear(5, 32), kind(), torch.nn.Linear(32, 16), kind(), torch.nn.Linear(16, outputs))
+    x = torch.randn(7, 20, 5, requires_grad=by_input)
+    layers = NumpyLayers(modules)
+    leaves = [*modules.parameters(), *([x] if by_input else [])]
+    for _ in range(2):  # the second time on parameters that were changed in place, and moved
+        ours, theirs = layers.learn(x), modules(x)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        weight = torch.randn_like(theirs)
+        for got, wanted in zip(
+            torch.autograd.grad((ours * weight).sum(), leaves), torch.autograd.grad((theirs * weight).sum(), leaves)
+        ):
+            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+        with torch.no_grad():
+            modules[0].weight.mul_(2.0)
+        modules[0].weight.data = modules[0].weight.data.clone()
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])

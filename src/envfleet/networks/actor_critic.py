@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from torch import nn
 from envfleet.errors import BadArgument
 from envfleet.networks.action_heads import Actions
 from envfleet.networks.features import Features
+from envfleet.networks.numpy_layers import NumpyLayers
 from envfleet.networks.recurrent import Recurrent
 
 ARCHS = ("markov", "memory", "memory_markov")
@@ -111,6 +113,8 @@ class ActorCritic(nn.Module):
         self.critic_layers = _mlp(critic_width, hidden[-1:], config.activation)
         self.actor_head = _linear(hidden[-1], self.actions.num_outputs, gain=0.01)
         self.critic_head = _linear(hidden[-1], 1, gain=1.0)
+        self._actor_end = _Dense([*self.actor_layers, self.actor_head])
+        self._critic_end = _Dense([*self.critic_layers, self.critic_head])
         free = self.actions.num_free
         self.log_std = nn.Parameter(torch.full((free,), float(config.log_std_init))) if free else None
 
@@ -141,8 +145,8 @@ class ActorCritic(nn.Module):
             each = outputs.unbind(0)  # not outputs[0]: the gradient of every index would be an array of its own
             for_critic = each[-1]
             for_actor = each[0] if self.num_cores == 2 else for_actor
-        actions = self.actor_head(self.actor_layers(for_actor))
-        value = self.critic_head(self.critic_layers(for_critic)).squeeze(-1)
+        actions = self._actor_end(for_actor)
+        value = self._critic_end(for_critic).squeeze(-1)
         return Output(actions, value, states)
 
     def act(self, inputs: dict[str, torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,7 +160,7 @@ class ActorCritic(nn.Module):
             both = torch.stack([hidden, hidden]).unsqueeze(1)
             outputs, states = self.core(both, torch.stack([state, state]), never)
             hidden, state = outputs[0, 0], states[0, -1]
-        return self.actor_head(self.actor_layers(hidden)), state
+        return self._actor_end(hidden), state
 
 
 class Encoder(nn.Module):
@@ -169,6 +173,7 @@ class Encoder(nn.Module):
         self.convs = nn.ModuleList([_convolutions(shape, activation) for shape in features.image_shapes])
         vector_size = features.vector_size + state_size
         self.layers = _mlp(vector_size, hidden, activation) if vector_size else None
+        self._dense = _Dense(self.layers or ())
         self.size = sum(_conv_width(shape) for shape in features.image_shapes)
         if self.layers is not None:
             self.size += hidden[-1] if hidden else vector_size
@@ -185,8 +190,23 @@ class Encoder(nn.Module):
             flat = picture.reshape(-1, *picture.shape[-3:]).float() / scale
             parts.append(conv(flat).view(*lead, -1))
         if self.layers is not None:
-            parts.append(self.layers(inputs["vector"]))
+            parts.append(self._dense(inputs["vector"]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class _Dense:
+    """Dense layers in a row: in NumPy on a CPU, in PyTorch elsewhere."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.modules = list(modules)
+        self.in_numpy = NumpyLayers(self.modules)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type == "cpu":
+            return self.in_numpy.learn(x)
+        for module in self.modules:
+            x = module(x)
+        return x
 
 
 def _linear(size: int, out: int, gain: float = math.sqrt(2.0)) -> nn.Linear:

@@ -15,19 +15,11 @@ rows        here      here, tanh not compiled    in PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import numpy as np
-from numpy.typing import NDArray
-from torch import nn
 
 from envfleet.networks import recurrent
 from envfleet.networks.actor_critic import ActorCritic
-from envfleet.slots.compiled_core import load
-
-Array = NDArray[np.float32]
-COMPILED = load("_scan")  # compiled/scan.c, or None
-Layer = tuple[Array, Array, Callable[[Array, Array], None]]  # transposed weight, bias, what adds it and activates
+from envfleet.networks.numpy_layers import Array, NumpyLayers
 
 
 class NumpyActor:
@@ -50,8 +42,8 @@ class NumpyActor:
 
     def __init__(self, net: ActorCritic) -> None:
         assert net.actor_encoder.layers is not None
-        self._before = _layers(net.actor_encoder.layers)
-        self._after = _layers([*net.actor_layers, net.actor_head])
+        self._before = NumpyLayers(net.actor_encoder.layers)
+        self._after = NumpyLayers([*net.actor_layers, net.actor_head])
         self._core: recurrent.CompiledStep | None = None
         if net.num_cores == 2:
             assert net.core is not None
@@ -59,44 +51,8 @@ class NumpyActor:
 
     def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
         """Run rows [k, D] with the actor's states [k, W]; return its outputs and the new states."""
-        for weight, bias, finish in self._before:
-            x = x @ weight
-            finish(x, bias)
+        x = self._before(x)
         if self._core is not None:
             assert state is not None
             x, state = self._core(np.ascontiguousarray(x), state)
-        for weight, bias, finish in self._after:
-            x = x @ weight
-            finish(x, bias)
-        return x, state
-
-
-def _layers(modules: Iterable[nn.Module]) -> list[Layer]:
-    """The linear layers among modules, each with the activation behind it."""
-    finish = {nn.Tanh: _tanh if COMPILED is None else COMPILED.bias_tanh, nn.ReLU: _relu, nn.ELU: _elu}
-    layers: list[Layer] = []
-    for module in modules:
-        if isinstance(module, nn.Linear):
-            layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), _add))
-        else:
-            layers[-1] = (*layers[-1][:2], finish[type(module)])
-    return layers
-
-
-def _add(y: Array, bias: Array) -> None:
-    y += bias
-
-
-def _tanh(y: Array, bias: Array) -> None:
-    y += bias
-    np.tanh(y, out=y)
-
-
-def _relu(y: Array, bias: Array) -> None:
-    y += bias
-    np.maximum(y, 0.0, out=y)
-
-
-def _elu(y: Array, bias: Array) -> None:
-    y += bias
-    np.copyto(y, np.expm1(np.minimum(y, 0.0)), where=y < 0)
+        return self._after(x), state

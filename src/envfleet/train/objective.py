@@ -1,4 +1,4 @@
-"""What PPO minimises and how: the clipped objective, and Adam on one flat parameter."""
+"""What PPO minimises and how: the gradients of the clipped objective, and Adam on one flat parameter."""
 
 from __future__ import annotations
 
@@ -38,44 +38,52 @@ class UpdateSettings:
     on_nan: str = "stop"
 
 
-def ppo_loss(
+@torch.no_grad()
+def ppo_gradients(
     log_prob: torch.Tensor,
-    entropy: torch.Tensor,
     value: torch.Tensor,
+    entropy: torch.Tensor,
     batch: Tensors,
     advantage: torch.Tensor,
     weight: torch.Tensor | None,
     now: Coefficients,
     settings: UpdateSettings,
-) -> tuple[torch.Tensor, Callable[[], dict[str, float]]]:
-    """Return the clipped objective, and a function that gives its parts and how far the policy has moved.
+) -> tuple[list[torch.Tensor], Callable[[], dict[str, float]]]:
+    """Return the gradients of the clipped objective by log-probability, value and (with a bonus) entropy, and a function for its parts.
 
-    PyTorch derives the gradient. Written by hand as one autograd node, it made a whole update of a 64 x 64 network
-    1 to 9 % faster, which does not pay for the code.
+    With r the probability ratio and A the advantage, the derivative of -min(r A, clip(r) A) by the log-probability is -r A
+    where the first term is the smaller one, and 0 where the clipped one is. Written out they take a dozen small
+    operations; as autograd nodes, a minibatch of 256 rows took 610 instead of 540 µs of CPU.
     """
     log_ratio = log_prob - batch["log_prob"]
     ratio = log_ratio.exp()
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - now.clip, 1.0 + now.clip) * advantage)
-    error = (value - batch["target"]).square()
+    plain, clipped = ratio * advantage, ratio.clamp(1.0 - now.clip, 1.0 + now.clip) * advantage
+    gap = value - batch["target"]
     if settings.value_clip is not None:
-        near = batch["value"] + (value - batch["value"]).clamp(-settings.value_clip, settings.value_clip)
-        error = torch.maximum(error, (near - batch["target"]).square())
-    each = 0.5 * settings.value_coef * error - gain
+        moved = value - batch["value"]
+        near = batch["value"] + moved.clamp(-settings.value_clip, settings.value_clip) - batch["target"]
+        # Where the clipped error is the larger one, it counts; it does not change with a value outside the range.
+        error = torch.maximum(gap.square(), near.square())
+        gap = torch.where(near.square() > gap.square(), near * (moved.abs() <= settings.value_clip), gap)
+    else:
+        error = gap.square()
+    share: Any = 1.0 / gap.numel() if weight is None else weight / weight.sum().clamp(min=1.0)
+    by_log_prob = torch.where(plain > clipped, 0.0, plain) * -share  # in this order NaN stays NaN
+    gradients = [by_log_prob, gap * (settings.value_coef * share)]
     if now.entropy:
-        each = each - now.entropy * entropy
+        gradients.append(torch.ones_like(entropy) * (-now.entropy * share))
 
-    @torch.no_grad()
     def report() -> dict[str, float]:
         parts = {
-            "policy_loss": -gain,
+            "policy_loss": -torch.minimum(plain, clipped),
             "value_loss": 0.5 * error,
-            "entropy": entropy,
+            "entropy": entropy.detach(),
             "approx_kl": ratio - 1.0 - log_ratio,
             "clip_fraction": ((ratio - 1.0).abs() > now.clip).float(),
         }
         return {name: float(weighted_mean(part, weight)) for name, part in parts.items()}
 
-    return weighted_mean(each, weight), report
+    return gradients, report
 
 
 class FlatAdam:

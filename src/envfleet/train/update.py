@@ -22,7 +22,7 @@ from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
-from envfleet.train.objective import Coefficients, FlatAdam, Tensors, UpdateSettings, ppo_loss, standardise
+from envfleet.train.objective import Coefficients, FlatAdam, Tensors, UpdateSettings, ppo_gradients, standardise
 from envfleet.util.trees import tree_map
 
 ROWS_AT_ONCE = 4096  # pictures are pushed through the network in pieces, or the activations would not fit
@@ -220,14 +220,15 @@ class Learner:
         advantage = batch["advantage"]
         if settings.normalize_advantage:
             advantage = standardise(advantage, scored)
-        loss, report = ppo_loss(log_prob, entropy, out.value, batch, advantage, scored, now, settings)
+        parts = (log_prob, out.value, entropy)
+        gradients, report = ppo_gradients(*parts, batch, advantage, scored, now, settings)
         assert self.flat.grad is not None
         self.flat.grad.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(parts[: len(gradients)], gradients)  # without a bonus, the entropy has none
         norm = float(self.flat.grad.norm())
         if not np.isfinite(norm):
             if settings.on_nan == "stop":
-                raise NotFinite(f"the loss is not finite (loss {float(loss)}, gradient norm {norm})")
+                raise NotFinite(f"the loss is not finite: {report()}, gradient norm {norm}")
             self.num_skipped += 1
             return {}
         if norm > settings.max_grad_norm:

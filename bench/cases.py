@@ -104,6 +104,8 @@ def cases(peers_everywhere: bool = False) -> list[Case]:
         Case("statistics", measure=special.statistics, needs_s=40),
         Case("busy", measure=busy, needs_s=270),
         Case("copy-cartpole", cartpole, 64, ("ours serial", "ours serial-copy", "ours shm", "ours shm-copy"), 0.5),
+        *(Case(f"vector-{key}", env, 64, ("ours serial-copy", "ours serial-vector", "ours shm-copy", "ours shm-vector"), 0.5)
+          for key, env in (("cartpole", cartpole), ("null", "null"))),
         Case("copy-image", "image", 64, ("ours serial", "ours serial-copy", "ours shm", "ours shm-copy"), 0.5),
     ]  # fmt: skip
     # No target hangs on what follows: shorter slices.

@@ -11,6 +11,7 @@ import multiprocessing
 import time
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 import envfleet as ef
@@ -218,6 +219,26 @@ class OursCopying(Ours):
     copy = True
 
 
+class OursVector(Ours):
+    """`make_vec(…).step`, Gymnasium's interface to the same fleet; it hands out copies."""
+
+    def __init__(self, env: str, slots: int, **options: Any) -> None:
+        super().__init__(env, slots, on_end="wait", **options)  # as Gymnasium's default, NextStep
+        self.vector = ef.FleetVectorEnv(self.fleet, gym.vector.AutoresetMode.NEXT_STEP)
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        step, actions = self.vector.step, self._actions
+        count, turn = len(actions), self._turn
+        start = now()
+        end = start + seconds
+        while now() < end:
+            step(actions[turn % count])
+            turn += 1
+        took = now() - start
+        steps, self._turn = (turn - self._turn) * self.slots, turn
+        return steps, took
+
+
 class OursAsync(Ours):
     """`recv(at_least=k)`, then an action for exactly the slots that came."""
 
@@ -281,6 +302,8 @@ def ours(kind: str) -> Any:
         "shm-share": (Ours, shared),
         "shm-copy": (OursCopying, isolated),
         "serial-copy": (OursCopying, {"backend": "serial"}),
+        "serial-vector": (OursVector, {"backend": "serial"}),
+        "shm-vector": (OursVector, isolated),
         "shm-async": (OursAsync, isolated),
         "shm-share-async": (OursAsync, shared),
         "shm-double": (OursDoubleBuffered, isolated),

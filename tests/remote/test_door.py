@@ -15,8 +15,9 @@ from websockets.sync.client import connect
 
 from envfleet.errors import BadArgument
 from envfleet.remote import CapacityReached, CapacityTable, ConnectFailed, HttpEnvClient, Server, SessionLost
-from envfleet.remote.idle_sessions import IdleLimits, Sessions
+from envfleet.remote.idle_sessions import Sessions
 from envfleet.remote.request_gate import Gate, refused_body
+from envfleet.remote.server_config import ServerConfig
 from envfleet.remote.uvicorn_protocols import Patience
 
 OURS = ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "10.0.0.5", "10.0.0.5:77", "lab.example"]
@@ -290,7 +291,7 @@ def test_a_client_that_does_not_read_gives_its_session_back():
 def test_which_session_makes_room():
     async def run():
         now = [0.0]
-        sessions = Sessions(IdleLimits(always=300, waited_for=5, in_episode=120), clock=lambda: now[0])
+        sessions = Sessions(ServerConfig(idle_timeout_s=300, handover_s=5, episode_idle_s=120), clock=lambda: now[0])
         ends = []
 
         async def hold(in_episode):

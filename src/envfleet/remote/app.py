@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from envfleet.remote import exact_protocol
-from envfleet.remote.idle_sessions import IdleLimits, Sessions
+from envfleet.remote.idle_sessions import Sessions
 from envfleet.remote.request_gate import Gate
-from envfleet.remote.server_config import ServerConfig
 from envfleet.remote.session import Frame, Over, Session, error_frame
 from envfleet.remote.session_host import FleetHost
 
@@ -25,12 +24,13 @@ GOODBYE_S = 2.0  # how long a client that is sent away may take to read why
 class App:
     """The ASGI application: WebSocket sessions here, everything else in `envfleet.remote.endpoints`."""
 
-    def __init__(self, host: FleetHost, about: dict[str, Any], config: ServerConfig) -> None:
+    def __init__(self, host: FleetHost, about: dict[str, Any]) -> None:
         from envfleet.remote.endpoints import http_app
 
-        self.host, self.about, self.config = host, about, config
+        self.host, self.about = host, about
+        self.config = config = host.config
         self.gate = Gate(config.host, config.allow_hosts, config.allow_origins)
-        self.sessions = Sessions(IdleLimits(config.idle_timeout_s, config.handover_s, config.episode_idle_s))
+        self.sessions = Sessions(config)
         self.refused = 0
         self._leaving: set[asyncio.Task[None]] = set()
         self._http = http_app(self)

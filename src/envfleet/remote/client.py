@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from envfleet import errors
 from envfleet.errors import FleetError, ResetNeeded
@@ -17,6 +16,8 @@ from envfleet.remote.connecting import Opener
 from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
 from envfleet.remote.result import Fields, StepResult, action_payload
 from envfleet.remote.session_queue import shared_table
+
+E = TypeVar("E", bound=errors.SessionInterrupted)
 
 
 class AsyncEnvClient:
@@ -50,11 +51,11 @@ class AsyncEnvClient:
         self._url = next(iter(self._endpoints))
         self._busy = False
         self._running = False  # an episode was reset on this very session
+        self._episode_id: Any = None
         self._episode_steps = 0
         self._witnesses = {url: Witness(self._table.lore(url)) for url in self._endpoints}
-        self._last_state: Fields | None = None
+        self._last_state: Fields | None = None  # of an episode whose session was handed on
         self._action_name: str | None = None
-        self.keeps_last_state = True  # whether a session handed on is asked for its state first
         self.stats = ClientStats()
         self._opener = Opener(self._endpoints, self.config, self._table, self.stats)
 
@@ -80,7 +81,7 @@ class AsyncEnvClient:
             if self._link is None or self._table.contended(self._url):
                 await self._hang_up()
                 await self._open()
-            self._episode_steps = 0
+            self._episode_id, self._episode_steps = kwargs.get("episode_id"), 0
             self._witnesses[self._url].began()
             result = await self._result("reset", kwargs, timeout_s)
             self.stats.resets += 1
@@ -108,8 +109,11 @@ class AsyncEnvClient:
             self.stats.steps += 1
             if result.done:
                 state = await self._check(timeout_s, at_end=True)
-                if self._table.contended(self._url):
-                    await self._hand_on(state)
+                if self._table.contended(self._url):  # others wait, and this episode is over
+                    counted = Fields(episode_id=self._episode_id, step_count=self._episode_steps)
+                    self._last_state = counted if state is None else state
+                    self._running = False
+                    await self._hang_up()
             return result
         except FleetError:
             raise
@@ -241,8 +245,7 @@ class AsyncEnvClient:
                 raise BadFrame("a state that is no object")
             return Fields(message.data)
 
-        state: Fields = await self._request("state", None, "state", parse, timeout_s)
-        return state
+        return await self._request("state", None, "state", parse, timeout_s)  # type: ignore[no-any-return]
 
     async def _request(
         self, kind: str, data: Any, expected: str, parse: Callable[[Message], Any], timeout_s: float | None
@@ -251,10 +254,8 @@ class AsyncEnvClient:
         link = self._link
         timeout_s = self.config.message_timeout_s if timeout_s is None else timeout_s
         request = link.frame(kind, data)
-        started = time.perf_counter()
         try:
             answer = await link.ask(request, timeout_s)
-            self.stats.answered_s += time.perf_counter() - started
             if answer.kind == expected:
                 return parse(answer)
             if answer.kind != "error":
@@ -288,11 +289,9 @@ class AsyncEnvClient:
 
     def refuse(self, why: str) -> errors.ProtocolBroken:
         """The error for an answer that does not fit the server's own schema; the session is dropped."""
-        error = self._broken(errors.ProtocolBroken, why)
-        assert isinstance(error, errors.ProtocolBroken)
-        return error
+        return self._broken(errors.ProtocolBroken, why)
 
-    def _broken(self, kind: type[errors.SessionInterrupted], why: str) -> errors.SessionInterrupted:
+    def _broken(self, kind: type[E], why: str) -> E:
         self.stats.interruptions += 1
         self._drop()
         return kind(self._url, why, self._episode_steps)
@@ -325,17 +324,6 @@ class AsyncEnvClient:
         finally:
             link.abort()
             self._table.released(self._url)
-
-    async def _hand_on(self, state: Fields | None) -> None:
-        """Others wait and this episode is over: keep the final state for `state()`, free the session."""
-        if state is None and self.keeps_last_state:
-            try:
-                state = await self._state(5.0)
-            except errors.RemoteError:
-                state = None
-        self._last_state = state if state is not None else Fields()
-        self._running = False
-        await self._hang_up()
 
     async def _open(self) -> None:
         self._link, self._url, first = await self._opener.open()

@@ -61,13 +61,11 @@ class _Endpoints:
 
     async def health(self, request: Request) -> Response:
         """Open to everyone, because load balancers ask it: alive, and how full."""
-        active = self._config.max_sessions - self._host.free - self._host.lost
-        full = self._host.free == 0
         body = {
             "status": "healthy",
-            "active_sessions": active,
+            "active_sessions": self._host.active,
             "max_sessions": self._config.max_sessions,
-            "at_capacity": full,
+            "at_capacity": self._host.free == 0,
             "refused_sessions": self._app.refused,
             "lost_sessions": self._host.lost,
         }

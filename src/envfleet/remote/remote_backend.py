@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envfleet.backends.aio import AioBackend
@@ -20,7 +20,6 @@ from envfleet.multiagent.agent_support import AGENTS
 from envfleet.slots.slot_life import SlotLife
 
 if TYPE_CHECKING:
-    from envfleet.core.fleet import Fleet
     from envfleet.remote.remote_env import RemoteEnv
 
 
@@ -47,12 +46,7 @@ class RenewingBackend(AioBackend):
 
 
 class RemoteBackend(RenewingBackend):
-    """Slots as sessions.
-
-    Example:
-        >>> def fleet_on(urls):
-        ...     return make_remote(urls, num_envs=64, max_steps=200)
-    """
+    """Slots as sessions."""
 
     name = "remote"
 
@@ -143,7 +137,7 @@ def count_sessions(urls: Any, wanted: int, timeout_s: float = 1.0, **options: An
 
     Example:
         >>> def as_many_as_there_are(url):
-        ...     return make_remote(url, num_envs=count_sessions(url, 64))
+        ...     return envfleet.make(url, num_envs=count_sessions(url, 64))
     """
     return asyncio.run(_count_sessions(urls, wanted, timeout_s, options))
 
@@ -161,24 +155,3 @@ async def _count_sessions(urls: Any, wanted: int, timeout_s: float, options: Map
     if len(failures) == wanted:
         raise failures[0]
     return wanted - len(failures)
-
-
-def make_remote(
-    urls: str | Sequence[str] | Mapping[str, Any], num_envs: int | None = None, *, fleet: Any = None, **env_kwargs: Any
-) -> Fleet:
-    """A fleet whose slots are sessions with OpenEnv servers, spread by capacity.
-
-    Args:
-        urls: the servers' addresses.
-        num_envs: how many sessions (1 if not given).
-        fleet: a mapping of options for `envfleet.make` (`on_end`, `on_fault`, timeouts …); by default faults restart.
-        env_kwargs: options of RemoteEnv: modes, `actions`, `max_steps`, and client options such as `token`.
-
-    Example:
-        >>> def scores(url):
-        ...     with make_remote(url, num_envs=4, max_steps=100) as fleet:
-        ...         return fleet.reset(seed=0).obs
-    """
-    from envfleet.core.construct import make
-
-    return make(urls, num_envs, env_kwargs=env_kwargs, **(fleet or {}))

@@ -64,7 +64,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._max_steps, self._null_reward = max_steps, null_reward
         self._steps = 0
         self.client = AsyncEnvClient(urls, **options)
-        self.client.keeps_last_state = False
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, task: Any = None

@@ -49,17 +49,7 @@ class Server:
         factory = resolve(env)
         dialect, is_async, about = _probe(factory, env_name(env))
         dialect.schemas()  # refuses spaces with no JSON form before anything starts
-        host = FleetHost(
-            factory,
-            dialect,
-            slots=self.config.max_sessions,
-            backend=self.config.backend,
-            num_workers=self.config.num_workers,
-            is_async=is_async,
-            init_timeout_s=self.config.init_timeout_s,
-            step_timeout_s=self.config.step_timeout_s,
-        )
-        self.app = App(host, about, self.config)
+        self.app = App(FleetHost(factory, dialect, is_async, self.config), about)
         self._thread: threading.Thread | None = None
         self._server: Any = None
         self._socket: socket.socket | None = None
@@ -74,7 +64,7 @@ class Server:
     @property
     def active_sessions(self) -> int:
         """How many slots are taken, the ones that are still finishing a step included."""
-        return self.config.max_sessions - self.app.host.free - self.app.host.lost
+        return self.app.host.active
 
     def bind(self) -> int:
         """Take the port; returns its number."""

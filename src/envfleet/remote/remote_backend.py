@@ -55,6 +55,8 @@ class RemoteBackend(RenewingBackend):
 
     def runnable(self) -> list[int] | None:
         """Slots that have a session, and as many more as the servers have free: asks them. One at least, to wait."""
+        from envfleet.remote.remote_env import client_options
+
         factory = self.recipe.factories[0]
         if not isinstance(factory, RemoteFactory):
             return None
@@ -64,7 +66,7 @@ class RemoteBackend(RenewingBackend):
         if not waiting:
             return None
         asking = asyncio.run_coroutine_threadsafe(
-            _count_sessions(factory.urls, len(waiting), 1.0, factory.client_options), self._loop
+            _count_sessions(factory.urls, len(waiting), 1.0, client_options(factory.options)), self._loop
         )
         try:
             found = asking.result()
@@ -95,13 +97,6 @@ class RemoteFactory:
 
     urls: tuple[str, ...]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-
-    @property
-    def client_options(self) -> dict[str, Any]:
-        """The options that are the client's, not the view's."""
-        from envfleet.remote.remote_env import VIEW_OPTIONS
-
-        return {name: value for name, value in self.options.items() if name not in VIEW_OPTIONS}
 
     def __call__(self) -> RemoteEnv:
         """Build one env."""

@@ -24,16 +24,7 @@ ENOUGH = 16  # answers in which a field equalled the number of steps, before it 
 
 
 class Witness:
-    """What is remembered of the sessions with one server; `lore` is what its clients share.
-
-    Example:
-        >>> witness = Witness()
-        >>> [witness.repeats(mark) for mark in (7, 8, 7)]
-        [False, False, True]
-        >>> witness.stepped()
-        >>> witness.disagrees({"step_count": 2}), witness.disagrees({"step_count": 1})
-        ('step_count is 2 after 1 steps', None)
-    """
+    """What is remembered of the sessions with one server; `lore` is what its clients share."""
 
     def __init__(self, lore: dict[str, Any] | None = None) -> None:
         self._order: deque[int] = deque()

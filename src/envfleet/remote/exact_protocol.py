@@ -180,12 +180,7 @@ def sendable(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(frame: str | bytes) -> Message:
-    """The message in a frame; raises BadFrame.
-
-    Example:
-        >>> decode(encode("step", 7, {"action": (1, float("-inf"))}))
-        Message(kind='step', data={'action': (1, -inf)}, number=7, mark=0)
-    """
+    """The message in a frame; raises BadFrame."""
     try:
         message = _scan_text(frame) if isinstance(frame, str) else _scan_binary(frame)
     except (ValueError, RecursionError, KeyError, TypeError, OverflowError, struct.error) as error:

@@ -133,7 +133,7 @@ class Link(ClientConnection):  # type: ignore[misc]
     def _read(self, raw: bytes) -> Message | Exception:
         try:
             frame: str | bytes = raw.decode() if self._is_text else raw
-            return exact_protocol.decode(frame) if self.is_exact else Message(*wire.decode(frame), mark=hash(raw))
+            return exact_protocol.decode(frame) if self.is_exact else wire.decode(frame)
         except UnicodeDecodeError:
             return BadFrame("text that is not UTF-8")
         except BadFrame as error:

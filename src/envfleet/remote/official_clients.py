@@ -52,10 +52,6 @@ class OfficialClient:
 
     Their clients go on after a timeout as if nothing had happened (0.3.0 pairs answers with the wrong
     requests, 0.10.0 steps a new, un-reset environment); here any such failure ends the episode.
-
-    Example:
-        >>> def guarded(official):
-        ...     return OfficialClient(official).reset(seed=1).observation
     """
 
     def __init__(self, client: Any) -> None:

@@ -23,14 +23,6 @@ class Gate:
         host: the address that is bound.
         hosts: more names clients may use for this server; "*" allows every name.
         origins: web origins ("https://lab.example") whose pages may talk to it; "*" allows every page.
-
-    Example:
-        >>> gate = Gate("127.0.0.1")
-        >>> gate.refusal([(b"host", b"localhost:8000")], None)
-        >>> gate.refusal([(b"host", b"localhost:8000"), (b"origin", b"https://evil.example")], None)[0]
-        403
-        >>> gate.refusal([(b"host", b"evil.example")], None)[0]
-        421
     """
 
     def __init__(self, host: str, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
@@ -74,12 +66,7 @@ def refused_body(headers: Headers) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name can only mean this machine.
-
-    Example:
-        >>> is_loopback("127.0.0.5"), is_loopback("localhost"), is_loopback("127.0.0.1.evil.example")
-        (True, True, False)
-    """
+    """Whether a name can only mean this machine."""
     if host == "localhost":
         return True
     try:

@@ -18,8 +18,6 @@ from envfleet.remote.space_codec import Dialect
 from envfleet.slots.factories import env_name, resolve
 from envfleet.util.extras import from_extra
 
-__all__ = ["App", "Server", "ServerConfig", "serve"]
-
 
 class Server:
     """A server in this process: `start()` it in a thread of its own, or `run()` it here until it is stopped.
@@ -92,14 +90,11 @@ class Server:
 
     def start(self) -> Server:
         """Serve in a thread; returns when clients can connect."""
-        self.bind()
-        self._server = _uvicorn_server(self.app, self.config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="envfleet-server", daemon=True
-        )
+        self.bind()  # here, where a port that is taken is the caller's error
+        self._thread = threading.Thread(target=self.run, name="envfleet-server", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + self.config.init_timeout_s
-        while not self._server.started:
+        while self._server is None or not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 raise FleetError("the server did not start; its log says why")
             self._thread.join(0.005)
@@ -123,19 +118,16 @@ class Server:
         self.close()
 
 
-def serve(env: Any, *, block: bool = True, **options: Any) -> Server:
+def serve(env: Any, **options: Any) -> None:
     """Serve an environment to OpenEnv clients; see Server for `env`, ServerConfig for the options.
 
-    With `block=False` it returns a running Server; close it, or use it in a `with` block.
+    It blocks until it is interrupted; `Server(env).start()` does not.
     """
     server = Server(env, **options)
-    if not block:
-        return server.start()
     try:
         server.run()
     finally:
         server.close()
-    return server
 
 
 def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[str, Any]]:
@@ -145,10 +137,7 @@ def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[s
         about = {
             "name": name,
             "description": inspect.getdoc(type(getattr(env, "unwrapped", env))) or name,
-            "readme_content": None,
-            "version": None,
-            "author": None,
-            "documentation_url": None,
+            **dict.fromkeys(("readme_content", "version", "author", "documentation_url")),
         }
         is_async = inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset)
         return Dialect.of(env), is_async, about

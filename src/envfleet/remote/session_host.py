@@ -12,6 +12,7 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, FaultError, SlotBusy
 from envfleet.remote.server_config import ServerConfig
-from envfleet.remote.session_env import OPENING, SessionEnvFactory
+from envfleet.remote.session_env import OPENING, AsyncSessionEnv, SessionEnv
 from envfleet.remote.space_codec import Dialect
 from envfleet.remote.space_members import BadAction
 from envfleet.slots.slab import Slots
@@ -79,7 +80,7 @@ class FleetHost:
 
     def __init__(self, factory: Callable[[], Any], dialect: Dialect, is_async: bool, config: ServerConfig) -> None:
         self.dialect, self.config = dialect, config
-        self._factory = SessionEnvFactory(factory, dialect, is_async)
+        self._factory = partial(AsyncSessionEnv if is_async else SessionEnv, factory, dialect)
         self._backend, self.backend_name = _choose_backend(config, is_async)
         self._fleet: Fleet | None = None
         self._free: list[int] = []

@@ -30,14 +30,7 @@ SPACE_KEY = "x-gymnasium"  # the exact space, beside the JSON schema every OpenE
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one environment speaks on the wire.
-
-    Example:
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> dialect = Dialect(Box(0, 1, (2,)), Discrete(3))
-        >>> dialect.action({"action": 2}), dialect.observation(np.array([0.0, 1.0], "f4"), {})
-        (2, {'obs': [0.0, 1.0]})
-    """
+    """How one environment speaks on the wire."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
@@ -212,12 +205,7 @@ def _bounds(bound: np.ndarray[Any, Any]) -> Any:
 
 
 def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
-    """The inverse of `space_to_json`.
-
-    Example:
-        >>> space_from_json(space_to_json(spaces.Discrete(4))) == spaces.Discrete(4)
-        True
-    """
+    """The inverse of `space_to_json`."""
     kind = data["space"]
     if kind == "Dict":
         return spaces.Dict({key: space_from_json(inner) for key, inner in data["spaces"].items()})

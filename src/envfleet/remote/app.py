@@ -31,7 +31,6 @@ class App:
         self.config = config = host.config
         self.gate = Gate(config.host, config.allow_hosts, config.allow_origins)
         self.sessions = Sessions(config)
-        self.refused = 0
         self._leaving: set[asyncio.Task[None]] = set()
         self._http = http_app(self)
         self._reaper: asyncio.Task[None] | None = None
@@ -119,7 +118,6 @@ class App:
             return None  # its environment takes long to close: who asks again finds it free
 
     async def _refuse(self, send: Send) -> None:
-        self.refused += 1
         most = self.config.max_sessions
         message = f"Server at capacity: {most}/{most} sessions active. Cannot accept new connections."
         frame = error_frame("CAPACITY_REACHED", message, active_sessions=most, max_sessions=most)

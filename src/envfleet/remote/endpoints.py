@@ -62,8 +62,6 @@ class _Endpoints:
             "active_sessions": self._host.active,
             "max_sessions": self._config.max_sessions,
             "at_capacity": self._host.free == 0,
-            "refused_sessions": self._app.refused,
-            "lost_sessions": self._host.lost,
         }
         return AsciiResponse(body)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from envfleet.errors import BadArgument, SessionInterrupted
+from envfleet.remote.address import shared_schema
 from envfleet.remote.official_clients import as_client
-from envfleet.remote.remote_env import shared_schema
 from envfleet.remote.result import StepResult
 from envfleet.remote.space_views import SessionView
 

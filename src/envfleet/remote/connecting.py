@@ -1,4 +1,4 @@
-"""How a session is opened: wait for a turn, try a server, and believe it only when it has answered."""
+"""How a session is opened: wait for a turn, try a server, and count it as open only when it has answered."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Opener:
                 first = await link.ask(link.frame("state"), self._config.connect_timeout_s)
             except Closed:
                 first = link.early() or Message("error", {"message": "closed at once", "code": "SESSION_ERROR"})
-            except Unsolicited as gone:
-                first = gone.message
+            except Unsolicited as refusal:
+                first = refusal.message
             failure = wire.error_in(first.data, url) if first.kind == "error" else None
             if isinstance(failure, errors.CapacityReached):
                 raise failure

@@ -83,9 +83,9 @@ class _Endpoints:
 
     def _guard(self, request: Request) -> Response | None:
         headers = request.headers.raw
-        turned_away = self._app.gate.refusal(headers, self._app.local_address(request.scope))
-        if turned_away is not None:
-            return AsciiResponse({"detail": turned_away[1]}, turned_away[0])
+        refusal = self._app.gate.refusal(headers, self._app.local_address(request.scope))
+        if refusal is not None:
+            return AsciiResponse({"detail": refusal[1]}, refusal[0])
         if request.method == "POST" and (why := refused_body(headers)) is not None:
             return AsciiResponse({"detail": why}, 415)
         if self._app.allowed(headers):

@@ -22,7 +22,7 @@ class Live:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, reason: str) -> None:
-        """Interrupt it; its own task says goodbye."""
+        """Cancel its task, which sends the reason to the client."""
         if self.reason is None and self.task is not None:
             self.reason = reason
             self.task.cancel()
@@ -67,7 +67,7 @@ class Sessions:
         return longest
 
     async def reap(self) -> None:
-        """End sessions whose client says nothing for too long; half-open sockets are ended by the keep-alive."""
+        """End sessions without a message for too long; half-open sockets are ended by the keep-alive."""
         limit_s = self._config.idle_timeout_s
         while True:
             await asyncio.sleep(min(1.0, limit_s / 4))

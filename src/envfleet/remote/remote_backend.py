@@ -150,7 +150,7 @@ class RemoteBackend(RenewingBackend):
 def count_sessions(urls: Any, wanted: int, timeout_s: float = 1.0, **options: Any) -> int:
     """How many sessions these servers give right now, up to `wanted`: opens them and lets them go again.
 
-    A fleet that is stepped as a whole needs as many sessions as slots, and a server tells its limit only by refusing.
+    A fleet that is stepped as a whole needs as many sessions as slots, and a server shows its limit only by refusing.
     Raises CapacityReached or ConnectFailed when there is not even one.
 
     Example:
@@ -161,7 +161,7 @@ def count_sessions(urls: Any, wanted: int, timeout_s: float = 1.0, **options: An
 
 
 async def _count_sessions(urls: Any, wanted: int, timeout_s: float, options: Mapping[str, Any]) -> int:
-    # A table of its own: what is learnt from asking for too many must not slow down those who come after.
+    # A table of its own: what is learnt from asking for too many must not slow down later clients.
     mine = {**options, "capacity": CapacityTable(), "capacity_timeout_s": timeout_s}
     clients = [AsyncEnvClient(urls, **mine) for _ in range(wanted)]
     results = await asyncio.gather(*(client._open() for client in clients), return_exceptions=True)

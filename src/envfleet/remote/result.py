@@ -28,7 +28,7 @@ class Fields(dict[str, Any]):
 class StepResult:
     """The answer to a reset or a step.
 
-    OpenEnv knows only `done`. A server of ours tells which end it was; any other server's counts as terminated, unless
+    OpenEnv knows only `done`. A server of ours sends which end it was; any other server's counts as terminated, unless
     its metadata has `truncated: true`.
 
     Example:

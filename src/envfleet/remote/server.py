@@ -67,17 +67,13 @@ class Server:
     def bind(self) -> int:
         """Take the port; returns its number."""
         if self._socket is None:
-            family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            where, is_v6 = (self.config.host, self.config.port), ":" in self.config.host
+            family, both = socket.AF_INET6 if is_v6 else socket.AF_INET, is_v6 and socket.has_dualstack_ipv6()
             try:
-                self._socket.bind((self.config.host, self.config.port))
+                # A long backlog: a client that connects while the workers start waits instead of being refused.
+                self._socket = socket.create_server(where, family=family, backlog=1024, dualstack_ipv6=both)
             except OSError as error:
-                self._socket.close()
-                self._socket = None
-                where = f"{self.config.host}:{self.config.port}"
-                raise BadArgument(f"cannot listen on {where}: {error.strerror}; port=0 takes a free one") from None
-            self._socket.listen(1024)  # who connects while the workers start waits instead of being turned away
+                raise BadArgument(f"cannot listen: {error.strerror}; port=0 takes a free one") from None
             self.port = self._socket.getsockname()[1]
         return self.port
 
@@ -96,7 +92,7 @@ class Server:
         deadline = time.monotonic() + self.config.init_timeout_s
         while self._server is None or not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise FleetError("the server did not start; its log says why")
+                raise FleetError("the server did not start; see its log")
             self._thread.join(0.005)
         return self
 
@@ -151,13 +147,13 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
     with from_extra("remote"):
         import uvicorn
 
-        from envfleet.remote.uvicorn_protocols import LeanWebSocket, Patience, PatientProtocol
+        from envfleet.remote.uvicorn_protocols import HttpProtocol, SilentConnections, WebSocketProtocol
 
-    patience = Patience(config.request_timeout_s)
+    silent = SilentConnections(config.request_timeout_s)
     settings = uvicorn.Config(
         app,
-        http=type("Connection", (PatientProtocol,), {"patience": patience}),
-        ws=LeanWebSocket,
+        http=type("Connection", (HttpProtocol,), {"silent": silent}),
+        ws=WebSocketProtocol,
         log_level="warning",
         access_log=False,
         proxy_headers=False,
@@ -166,7 +162,7 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         ws_ping_interval=config.ping_s,
         ws_ping_timeout=config.ping_s,
         ws_per_message_deflate=False,
-        # No limit_concurrency: it counts the silent, and then refuses those who ask. `Patience` bounds the silent,
+        # No limit_concurrency: it counts silent connections and then refuses requests. `SilentConnections` bounds those,
         # the slots bound the sessions, and `endpoints` the bodies that are being read.
         timeout_graceful_shutdown=2,
     )

@@ -23,7 +23,7 @@ _log = logging.getLogger("envfleet.remote")
 
 
 class Over(Exception):
-    """The session is to be closed; `frame` says why, if there is something to say."""
+    """The session is to be closed; `frame` is the last message, if there is one."""
 
     def __init__(self, frame: Frame | None = None) -> None:
         self.frame = frame
@@ -80,7 +80,7 @@ class Session:
             return self._episode_lost(error.fault.kind, error.fault.cause)
         except FleetError as error:
             raise Over(self._error("SESSION_ERROR", f"the server failed: {error}")) from error
-        except Exception as error:  # whatever one message brings about, it is this session's alone
+        except Exception as error:  # a message must not fail more than its own session
             _log.warning("a %s request failed with %s", message.kind, type(error).__name__)
             return self._episode_lost("failed", f"the request failed with {type(error).__name__}")
         self._bad = 0

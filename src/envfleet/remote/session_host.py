@@ -32,7 +32,7 @@ from envfleet.util.trees import as_columns, tree_rows
 
 _LOOK_S = 0.05  # how often deadlines are looked at while something is out
 _KEPT_FAULTS = 1000  # a server runs for months
-_GATHER_S = 0.0005  # a receive costs about this much for one row or for sixty: under load, wait for company
+_GATHER_S = 0.0005  # a receive costs about this much for one row or for sixty: under load, wait for more
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ def _choose_backend(config: ServerConfig, is_async: bool) -> tuple[Backend, str]
 
     "auto" is the event loop for environments with coroutines, else worker processes: one for each processor (two at
     least), with a thread for every session. With as many workers as sessions each has a process of its own. `shm` is
-    not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
+    not among them: its workers signal through memory, which an event loop cannot wait for.
     """
     from envfleet.backends.pipe import PipeBackend
     from envfleet.backends.serial import SerialBackend
@@ -241,19 +241,15 @@ class FleetHost:
             self._loop.call_soon_threadsafe(self._collect_soon)
 
     def _heard(self) -> None:
-        # Called by the loop for every worker socket that has something: collect once, when all have been heard.
-        # No waiting for company here: sockets that are not read keep the loop awake.
+        # Called by the loop for every worker socket that has something: collect once for all of them.
+        # No waiting for more here: sockets that are not read keep the loop awake.
         if not self._rung:
             self._rung = True
             self._loop.call_soon(self._answer_ring)
 
     def _collect_soon(self) -> None:
         """Collect at once, or a moment later when threads ring all the time."""
-        wait_s = self._collected_at + _GATHER_S - self._loop.time()
-        if wait_s > 0:
-            self._loop.call_later(wait_s, self._answer_ring)
-        else:
-            self._loop.call_soon(self._answer_ring)
+        self._loop.call_at(max(self._loop.time(), self._collected_at + _GATHER_S), self._answer_ring)
 
     def _answer_ring(self) -> None:
         self._rung = False
@@ -273,7 +269,7 @@ class FleetHost:
         self._readers = now
 
     def _collect(self) -> None:
-        """Receive what has finished and wake those who wait for it."""
+        """Receive what has finished and set the futures that wait for it."""
         fleet = self._fleet
         if fleet is None:
             return
@@ -297,7 +293,7 @@ class FleetHost:
                 return
 
     def _drop_failed(self, fleet: Fleet, ready: Slots, error: FaultError) -> Slots:
-        """Tell those whose slots failed; the receive took all of them and left the others, which are returned."""
+        """Fail the requests of slots that failed; the receive took all of them and left the others, which are returned."""
         left = fleet.ready()
         for slot in np.setdiff1d(ready, left).tolist():
             fault = next(fault for fault in reversed(fleet.faults) if fault.slot == slot)

@@ -1,6 +1,6 @@
 """Which server has room: a table that learns every server's session limit, and a fair queue in front of it.
 
-A server tells its limit only by refusing. The table therefore lets a few tries through, remembers how many
+A server shows its limit only by refusing. The table therefore lets a few tries through, remembers how many
 sessions a refusal found open, lets one try past that now and then (a limit can rise, other users can leave),
 and serves those who wait first come, first served. It holds no sockets and no clock of its own.
 """
@@ -69,12 +69,12 @@ class CapacityTable:
         self._lock = Lock()
         self._places: dict[str, Place] = {}
         self._queue: list[Ticket] = []
-        self._lore: dict[str, dict[str, Any]] = {}
+        self._learnt: dict[str, dict[str, Any]] = {}
 
-    def lore(self, url: str) -> dict[str, Any]:
+    def learnt(self, url: str) -> dict[str, Any]:
         """What else was learnt about a server; all its clients share it."""
         with self._lock:
-            return self._lore.setdefault(url, {})
+            return self._learnt.setdefault(url, {})
 
     def enter(self, urls: Sequence[str], wake: Callable[[], Any]) -> Ticket:
         """Queue for a session at any of these servers."""

@@ -80,7 +80,7 @@ class Dialect:
         return fields
 
     def metadata(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """What of info is not a field of the observation and can be said in JSON."""
+        """What of info is not a field of the observation and has a JSON form."""
         rest = {str(key): jsonable(value) for key, value in info.items() if key not in self.info_fields}
         return {key: value for key, value in rest.items() if value is not None}
 

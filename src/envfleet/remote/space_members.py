@@ -1,4 +1,4 @@
-"""Members of a Gymnasium space from what came over the wire: of the right type, or refused. Nothing is made up.
+"""Members of a Gymnasium space from what came over the wire: of the right type, or refused.
 
 Actions are read so on a server, observations in a client. A number is not a string, a truth value not a number, 3.7 not
 an integer (2.0 is: JavaScript knows no other), a missing field not a zero.

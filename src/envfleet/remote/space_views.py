@@ -20,8 +20,8 @@ from envfleet.remote.space_members import BadAction, Flag, MaybeText, from_json
 from envfleet.util.trees import space_tree, tree_leaves
 
 CHARSET = "".join(sorted(string.printable))
-_MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is not believed
-# What a schema that is none brings about, one that refers to itself or asks for petabytes included.
+_MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is refused
+# What a malformed schema raises, one that refers to itself or asks for petabytes included.
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError,
                StopIteration, AssertionError)  # fmt: skip
 _UNSIZED = (spaces.Text, spaces.Sequence)
@@ -38,7 +38,7 @@ ACTION_MODES = ("auto", "text", "discrete", "json")
 class ObservationView:
     """A space, and how an observation's fields (and their text) become a member of it; raises BadArgument.
 
-    The third argument of `value` tells that the fields are exact (from a server of ours): null then is no NaN.
+    The third argument of `value` means that the fields are exact (from a server of ours): null then is no NaN.
     """
 
     space: spaces.Space[Any]

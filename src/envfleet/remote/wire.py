@@ -1,6 +1,6 @@
 """The OpenEnv wire: frames and answers. No input or output happens here.
 
-A frame is JSON text, `{"type": …, "data": …}`. What two ends of ours say to each other instead is in
+A frame is JSON text, `{"type": …, "data": …}`. Between two ends of ours it is replaced by
 `envfleet.remote.exact_protocol`. Nothing that arrives is ever unpickled.
 """
 
@@ -42,7 +42,7 @@ def encode(kind: str, data: Any = None) -> str:
 def encode_request(kind: str, data: Any = None) -> str:
     """A client's frame; raises NoWireForm where `encode` would send null.
 
-    NaN and infinities are sent as Python writes them: official servers read that, and others say that they do not.
+    NaN and infinities are sent as Python writes them: official servers read that, and others refuse it.
     """
     try:
         return _request_text({"type": kind} if data is None else {"type": kind, "data": data})
@@ -104,5 +104,5 @@ def error_in(data: Any, url: str) -> RemoteError:
 
 
 def _count(value: Any) -> int | None:
-    """What a server says of its sessions, if it is a number that can be one."""
+    """A number of sessions as a server gives it, or None if it cannot be one."""
     return value if type(value) is int and 0 <= value < 2**31 else None

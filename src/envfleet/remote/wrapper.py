@@ -29,7 +29,7 @@ class OpenEnvGymnasiumWrapper(SessionView):
         actions: the actions behind the numbers of "discrete": values for the field, or mappings of fields.
         text_length: bytes (or characters) of a text observation and characters of a text action.
         max_steps: truncate episodes after so many steps; the protocol has no limit of its own.
-        null_reward: what a reward of null is: official servers say so where an environment gave none, and for NaN.
+        null_reward: what a reward of null means; official servers send it where an environment gave none, and for NaN.
         schema: JSON schemas to use instead of the server's `/schema`.
         on_interrupt: "raise" SessionInterrupted, or "truncate": the last observation again, reward 0,
             truncated, `info["interrupted"]` says why. The next reset opens a new session either way.

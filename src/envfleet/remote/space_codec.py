@@ -22,9 +22,6 @@ from envfleet.errors import BadArgument
 from envfleet.remote.space_members import BadAction, Flag, from_json, show
 from envfleet.util.jsonable import to_jsonable
 
-__all__ = ["SPACE_KEY", "BadAction", "Dialect", "from_json", "jsonable", "schema", "space_from_json", "space_to_json",
-           "to_binary", "to_json", "to_lists"]  # fmt: skip
-
 SPACE_KEY = "x-gymnasium"  # the exact space, beside the JSON schema every OpenEnv client understands
 
 

@@ -14,7 +14,7 @@ from servers import NEW, OfficialServer
 import envfleet as ef
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
 from envfleet.remote import AsyncEnvClient, CapacityTable, ConnectFailed, Server
-from envfleet.remote.remote_backend import RemoteBackend, count_sessions, is_remote, make_remote, remote_factory
+from envfleet.remote.remote_backend import RemoteBackend, count_sessions, is_remote, remote_factory
 from envfleet.rollout import Collector
 from envfleet.slots.layout import FAULT
 from envfleet.testing import ChaosProxy
@@ -24,6 +24,10 @@ from envfleet.testing import ChaosProxy
 def cartpole():
     with Server("CartPole-v1", port=0, max_sessions=16, num_workers=2) as server:
         yield server
+
+
+def make_remote(urls, num_envs=None, *, fleet=None, **env_kwargs):
+    return ef.make(urls, num_envs, env_kwargs=env_kwargs, **(fleet or {}))
 
 
 def until(condition, timeout_s=20.0):

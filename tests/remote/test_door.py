@@ -15,9 +15,10 @@ from websockets.sync.client import connect
 
 from envfleet.errors import BadArgument
 from envfleet.remote import CapacityReached, CapacityTable, ConnectFailed, HttpEnvClient, Server, SessionLost
-from envfleet.remote.idle_sessions import IdleLimits, Sessions
+from envfleet.remote.idle_sessions import Sessions
 from envfleet.remote.request_gate import Gate, refused_body
-from envfleet.remote.uvicorn_protocols import Patience
+from envfleet.remote.server_config import ServerConfig
+from envfleet.remote.uvicorn_protocols import SilentConnections
 
 OURS = ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "10.0.0.5", "10.0.0.5:77", "lab.example"]
 FOREIGN = [
@@ -216,15 +217,15 @@ def test_beyond_a_number_the_oldest_silent_ones_go_first():
                 call(*args)
 
     clock = Clock()
-    patience = Patience(30.0, most=3)
+    silent = SilentConnections(30.0, most=3)
     lines = [Line(clock) for _ in range(6)]
     for line in lines:
-        patience.expect(line, clock.now)
+        silent.expect(line, clock.now)
     clock.run_to(0.5)
     assert not any(line.aborted for line in lines), "who has only just come may still be about to ask"
-    patience.satisfied(lines[1])
+    silent.satisfied(lines[1])
     clock.run_to(2.0)
-    assert [line.aborted for line in lines] == [True, False, True, False, False, False] and patience.closed == 2
+    assert [line.aborted for line in lines] == [True, False, True, False, False, False] and silent.closed == 2
     for now in (10.0, 20.0, 29.0, 31.0):
         clock.run_to(now)
     assert [line.aborted for line in lines] == [True, False, True, True, True, True]
@@ -290,7 +291,7 @@ def test_a_client_that_does_not_read_gives_its_session_back():
 def test_which_session_makes_room():
     async def run():
         now = [0.0]
-        sessions = Sessions(IdleLimits(always=300, waited_for=5, in_episode=120), clock=lambda: now[0])
+        sessions = Sessions(ServerConfig(idle_timeout_s=300, handover_s=5, episode_idle_s=120), clock=lambda: now[0])
         ends = []
 
         async def hold(in_episode):

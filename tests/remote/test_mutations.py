@@ -10,7 +10,7 @@ from liars import Counting, LyingProxy, in_thread, official_server
 
 import envfleet as ef
 from envfleet.remote import CapacityTable, ProtocolBroken, Server, SessionInterrupted
-from envfleet.remote.remote_env import RemoteEnv
+from envfleet.remote.remote_backend import remote_factory
 from envfleet.remote.space_codec import Dialect
 from envfleet.slots.layout import FAULT, READY
 
@@ -68,9 +68,8 @@ async def survey(port, exact, schema, skip, **options):
     """Make every mutation of a step's answer; gives those that were taken for an answer, and how many there were."""
     taken, count = [], 0
     async with LyingProxy(port, {}, exact=exact) as proxy:
-        env = RemoteEnv(
-            [proxy.url], schema=schema, capacity=CapacityTable(), message_timeout_s=0.15, down_timeout_s=10, **options
-        )
+        client = {"capacity": CapacityTable(), "message_timeout_s": 0.15, "down_timeout_s": 10}
+        env = remote_factory([proxy.url], {"schema": schema, **client, **options})()
         seen = []
         proxy.mutate = lambda frame: seen.append(frame) or frame
         await env.reset(seed=1)

@@ -379,12 +379,12 @@ def test_what_cannot_be_served_is_refused_early():
     with pytest.raises(BadArgument, match="unknown environment"):
         Server("NoSuchEnv-v0")
     with Server("Echo", port=0, backend="serial") as server, pytest.raises(BadArgument, match="port=0"):
-        serve("Echo", port=server.port, block=False)
+        serve("Echo", port=server.port)
 
 
 def test_nothing_is_left_after_close():
     before = {thread.name for thread in threading.enumerate()}
-    server = serve("Echo", port=0, max_sessions=2, block=False)
+    server = Server("Echo", port=0, max_sessions=2).start()
     with HttpEnvClient(server.url) as client:
         client.reset()
     server.close()

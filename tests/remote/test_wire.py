@@ -46,8 +46,8 @@ def test_text_frames():
         "type": "step",
         "data": {"a": [0, 1, 2], "b": 0.5},
     }
-    assert decode(encode("state")) == ("state", None)
-    assert decode(b'{"type": "state"}') == ("state", None)
+    assert decode(encode("state"))[:2] == ("state", None)
+    assert decode(b'{"type": "state"}')[:2] == ("state", None)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i4", "f2", "f4", "f8", "g", "?", "c8", ">i2", "U3", "S2", "M8[s]"])

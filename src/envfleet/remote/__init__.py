@@ -1,7 +1,7 @@
 """Environments behind OpenEnv servers: the wire once, clients, capacity, a server and a Gymnasium view.
 
 Importing this package imports nothing else; each name loads its module when it is first used, so that
-`websockets`, `uvicorn` and `starlette` (extra `remote`) are needed only by who uses them.
+`websockets`, `uvicorn` and `starlette` (extra `remote`) are needed only where they are used.
 
 Example:
     >>> from envfleet.remote import StepResult

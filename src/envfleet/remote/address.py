@@ -6,7 +6,7 @@ import base64
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -59,10 +59,6 @@ class Endpoint:
             loopback=is_loopback(parts.hostname),
         )
 
-    def http(self, path: str) -> str:
-        """The address of an HTTP endpoint, such as `/schema`."""
-        return self.public + path
-
 
 def endpoints_of(url: Any, config: ClientConfig) -> dict[str, Endpoint]:
     """The servers of a URL, a list of them, or a mapping with `env_url`."""
@@ -90,7 +86,7 @@ def get_json(endpoint: Endpoint, path: str, config: ClientConfig) -> Any:
     if endpoint.loopback:
         handlers.append(urllib.request.ProxyHandler({}))
     opener = urllib.request.build_opener(*handlers)
-    request = urllib.request.Request(endpoint.http(path), headers=dict(endpoint.headers))
+    request = urllib.request.Request(endpoint.public + path, headers=dict(endpoint.headers))
     try:
         with opener.open(request, timeout=config.connect_timeout_s) as response:
             body = response.read(config.max_message_bytes + 1)
@@ -106,3 +102,16 @@ def get_json(endpoint: Endpoint, path: str, config: ClientConfig) -> Any:
         return load_bytes(body)
     except (ValueError, RecursionError):
         raise ConnectFailed(endpoint.public, f"{path} is not JSON, or nested too deep") from None
+
+
+def shared_schema(urls: Sequence[str], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `/schema` of the first server that answers."""
+    config = ClientConfig.of(options)
+    failures = []
+    for endpoint in endpoints_of(urls, config).values():
+        try:
+            found = get_json(endpoint, "/schema", config)
+            return found if isinstance(found, Mapping) else {}
+        except ConnectFailed as error:
+            failures.append(f"{endpoint.public}: {error.why}")
+    raise ConnectFailed(", ".join(urls), "; ".join(failures))

@@ -1,7 +1,7 @@
 """How a duplicated or late answer is found out where answers carry no number: with every server that is not ours.
 
 OpenEnv matches answers to requests by their order alone. One answer too many shifts every later one, and each still
-looks like an answer. Two things give it away. A duplicate is the same bytes as an earlier answer; and a `state` request
+looks like an answer. Two things show it. A duplicate is the same bytes as an earlier answer; and a `state` request
 is answered by a `state` frame, so that an `observation` that comes first is one too many. So `state` is asked when an
 answer repeats an earlier one, and at every episode's end, before the row that ends it is given out. Its `step_count`
 must then be the number of steps taken: a step that ran twice, or not at all, shows there.
@@ -23,27 +23,18 @@ WINDOW = 4096  # answers that are remembered; an older one is found at the episo
 ENOUGH = 16  # answers in which a field equalled the number of steps, before it is taken for a counter
 
 
-class Witness:
-    """What is remembered of the sessions with one server; `lore` is what its clients share.
+class AnswerChecker:
+    """What is remembered of the sessions with one server; `learnt` is what its clients share."""
 
-    Example:
-        >>> witness = Witness()
-        >>> [witness.repeats(mark) for mark in (7, 8, 7)]
-        [False, False, True]
-        >>> witness.stepped()
-        >>> witness.disagrees({"step_count": 2}), witness.disagrees({"step_count": 1})
-        ('step_count is 2 after 1 steps', None)
-    """
-
-    def __init__(self, lore: dict[str, Any] | None = None) -> None:
+    def __init__(self, learnt: dict[str, Any] | None = None) -> None:
         self._order: deque[int] = deque()
         self._marks: set[int] = set()
         self._steps = self._failed = 0
         # Known of the server, not of the session, and shared: "counts", whether it was seen to count; "counters", the
         # fields that equalled the number of steps in every answer so far; "agreed", in how many.
-        self._lore = lore if lore is not None else {}
+        self._learnt = learnt if learnt is not None else {}
         self.has_state = False  # it was seen to answer `state`
-        self.stateless: Message | None = None  # what it says to `state` if that is neither a state nor an error
+        self.stateless: Message | None = None  # its answer to `state` if that is neither a state nor an error
 
     def connected(self, first: Message) -> None:
         """A new session, with its answer to a first `state`."""
@@ -62,9 +53,9 @@ class Witness:
         return False
 
     def watch(self, observation: Mapping[str, Any], repeated: bool) -> Literal["fine", "check", "duplicate"]:
-        """What an answer's own step counter says of it: that it is a duplicate, or that the server must be asked."""
-        lore = self._lore
-        counters, agreed = lore.get("counters"), lore.get("agreed", 0)
+        """Whether an answer's own step counter shows a duplicate, or that the server must be asked."""
+        learnt = self._learnt
+        counters, agreed = learnt.get("counters"), learnt.get("agreed", 0)
         names = observation if counters is None else counters
         equal = {name for name in names if type(observation.get(name)) is int and observation[name] == self._steps}
         contradicts = agreed >= ENOUGH and bool(counters) and not equal
@@ -72,18 +63,18 @@ class Witness:
             return "duplicate" if contradicts else "check"
         if contradicts:
             return "check"
-        lore["counters"], lore["agreed"] = equal, agreed + 1
+        learnt["counters"], learnt["agreed"] = equal, agreed + 1
         return "fine"
 
     def unlearn(self) -> None:
-        """The counter contradicted the steps, and the server says that all is well: it is none."""
-        self._lore["counters"] = set()
+        """The field contradicted the steps, and the server's state did not: the field is no counter."""
+        self._learnt["counters"] = set()
 
     def began(self) -> None:
         """An episode is being reset."""
         self._steps = self._failed = 0
-        if not self._lore.get("counters"):
-            self._lore["counters"], self._lore["agreed"] = None, 0  # another field may be one
+        if not self._learnt.get("counters"):
+            self._learnt["counters"], self._learnt["agreed"] = None, 0  # another field may be one
 
     def stepped(self) -> None:
         """A step was answered."""
@@ -98,10 +89,10 @@ class Witness:
 
         A server that never counted (no `step_count`, or always the 0 it begins with) cannot be asked.
         """
-        count, counts = state.get("step_count"), self._lore.get("counts", False)
+        count, counts = state.get("step_count"), self._learnt.get("counts", False)
         if type(count) is not int or (count == 0 and not counts):
             return "its state has no step_count any more" if counts else None
         if self._steps <= count <= self._steps + self._failed:
-            self._lore["counts"] = counts or count > 0
+            self._learnt["counts"] = counts or count > 0
             return None
         return f"step_count is {count} after {self._steps} steps"

@@ -1,4 +1,4 @@
-"""The ASGI application of a server: who is let in, who gets a session, and when it ends."""
+"""The ASGI application of a server: which requests are accepted, which get a session, and when it ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from envfleet.remote import exact_protocol
-from envfleet.remote.idle_sessions import IdleLimits, Sessions
+from envfleet.remote.idle_sessions import Sessions
 from envfleet.remote.request_gate import Gate
-from envfleet.remote.server_config import ServerConfig
 from envfleet.remote.session import Frame, Over, Session, error_frame
 from envfleet.remote.session_host import FleetHost
 
@@ -18,21 +17,21 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-HANDOVER_WAIT_S = 5.0  # how long a client that has come waits for an idle session's environment to close
-GOODBYE_S = 2.0  # how long a client that is sent away may take to read why
+HANDOVER_WAIT_S = 5.0  # how long a new client waits for an idle session's environment to close
+LAST_MESSAGE_S = 2.0  # how long a client whose session is ended may take to read why
 
 
 class App:
     """The ASGI application: WebSocket sessions here, everything else in `envfleet.remote.endpoints`."""
 
-    def __init__(self, host: FleetHost, about: dict[str, Any], config: ServerConfig) -> None:
+    def __init__(self, host: FleetHost, about: dict[str, Any]) -> None:
         from envfleet.remote.endpoints import http_app
 
-        self.host, self.about, self.config = host, about, config
+        self.host, self.about = host, about
+        self.config = config = host.config
         self.gate = Gate(config.host, config.allow_hosts, config.allow_origins)
-        self.sessions = Sessions(IdleLimits(config.idle_timeout_s, config.handover_s, config.episode_idle_s))
-        self.refused = 0
-        self._leaving: set[asyncio.Task[None]] = set()
+        self.sessions = Sessions(config)
+        self._releasing: set[asyncio.Task[None]] = set()
         self._http = http_app(self)
         self._reaper: asyncio.Task[None] | None = None
 
@@ -74,11 +73,11 @@ class App:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        turned_away = self.gate.refusal(scope["headers"], self.local_address(scope))
-        if turned_away is None and not self.allowed(scope["headers"]):
-            turned_away = 403, "a token is needed"
-        if turned_away is not None:
-            await _turn_away(scope, send, *turned_away)
+        refusal = self.gate.refusal(scope["headers"], self.local_address(scope))
+        if refusal is None and not self.allowed(scope["headers"]):
+            refusal = 403, "a token is needed"
+        if refusal is not None:
+            await _refuse_request(scope, send, *refusal)
             return
         protocol = next((name for name in exact_protocol.SUBPROTOCOLS if name in scope.get("subprotocols", ())), None)
         slot = self.host.take()
@@ -91,7 +90,7 @@ class App:
                 return
             await self._serve(Session(self.host, slot, protocol), receive, send)
         except (OSError, RuntimeError, asyncio.CancelledError):
-            pass  # the client has gone (uvicorn says so with either of the first), or the server is closing
+            pass  # the client disconnected (uvicorn raises either of the first two), or the server is closing
         finally:
             if slot is not None:
                 # Not awaited by the connection: the slot is free when its running step is over, not before.
@@ -100,26 +99,25 @@ class App:
     def release(self, slot: int) -> None:
         """Give a slot back as soon as its running step is over."""
         task = asyncio.ensure_future(self.host.release(slot))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _slot_of_idle(self) -> int | None:
-        """A slot taken from a client that says nothing, for one that has come; None when all are in use."""
+        """The slot of an idle session, for a client that has just connected; None when all are in use."""
         idle = self.sessions.make_room()
         if idle is None:
             return None
         try:
             async with asyncio.timeout(HANDOVER_WAIT_S):
                 await idle.gone.wait()
-                while (slot := self.host.take()) is None and self._leaving:
-                    await asyncio.wait(self._leaving, return_when=asyncio.FIRST_COMPLETED)
+                while (slot := self.host.take()) is None and self._releasing:
+                    await asyncio.wait(self._releasing, return_when=asyncio.FIRST_COMPLETED)
                 return slot
         except TimeoutError:
-            return None  # its environment takes long to close: who asks again finds it free
+            return None  # its environment takes long to close: a later try finds it free
 
     async def _refuse(self, send: Send) -> None:
-        self.refused += 1
         most = self.config.max_sessions
         message = f"Server at capacity: {most}/{most} sessions active. Cannot accept new connections."
         frame = error_frame("CAPACITY_REACHED", message, active_sessions=most, max_sessions=most)
@@ -146,7 +144,7 @@ class App:
         except asyncio.CancelledError:
             if live.reason is None:
                 raise
-            async with asyncio.timeout(GOODBYE_S):  # it may not be reading either
+            async with asyncio.timeout(LAST_MESSAGE_S):  # it may not be reading either
                 await send(_outgoing(error_frame("SESSION_ERROR", f"the session was ended: {live.reason}")))
                 await send({"type": "websocket.close", "code": 1000})
         finally:
@@ -154,7 +152,7 @@ class App:
             asyncio.get_running_loop().call_soon(live.gone.set)  # once its slot is being released
 
 
-async def _turn_away(scope: Scope, send: Send, status: int, why: str) -> None:
+async def _refuse_request(scope: Scope, send: Send, status: int, why: str) -> None:
     """Answer a WebSocket request with an HTTP error."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})  # before accept: HTTP 403

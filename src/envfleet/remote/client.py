@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from envfleet import errors
 from envfleet.errors import FleetError, ResetNeeded
 from envfleet.remote import exact_protocol, wire
 from envfleet.remote.address import endpoints_of, get_json
-from envfleet.remote.answer_check import Witness
+from envfleet.remote.answer_check import AnswerChecker
 from envfleet.remote.client_config import ClientConfig, ClientStats
 from envfleet.remote.connecting import Opener
 from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
 from envfleet.remote.result import Fields, StepResult, action_payload
 from envfleet.remote.session_queue import shared_table
+
+E = TypeVar("E", bound=errors.SessionInterrupted)
 
 
 class AsyncEnvClient:
@@ -50,11 +51,11 @@ class AsyncEnvClient:
         self._url = next(iter(self._endpoints))
         self._busy = False
         self._running = False  # an episode was reset on this very session
+        self._episode_id: Any = None
         self._episode_steps = 0
-        self._witnesses = {url: Witness(self._table.lore(url)) for url in self._endpoints}
-        self._last_state: Fields | None = None
+        self._checkers = {url: AnswerChecker(self._table.learnt(url)) for url in self._endpoints}
+        self._last_state: Fields | None = None  # of an episode whose session was handed on
         self._action_name: str | None = None
-        self.keeps_last_state = True  # whether a session handed on is asked for its state first
         self.stats = ClientStats()
         self._opener = Opener(self._endpoints, self.config, self._table, self.stats)
 
@@ -80,8 +81,8 @@ class AsyncEnvClient:
             if self._link is None or self._table.contended(self._url):
                 await self._hang_up()
                 await self._open()
-            self._episode_steps = 0
-            self._witnesses[self._url].began()
+            self._episode_id, self._episode_steps = kwargs.get("episode_id"), 0
+            self._checkers[self._url].began()
             result = await self._result("reset", kwargs, timeout_s)
             self.stats.resets += 1
             self._running = True
@@ -108,8 +109,11 @@ class AsyncEnvClient:
             self.stats.steps += 1
             if result.done:
                 state = await self._check(timeout_s, at_end=True)
-                if self._table.contended(self._url):
-                    await self._hand_on(state)
+                if self._table.contended(self._url):  # others wait, and this episode is over
+                    counted = Fields(episode_id=self._episode_id, step_count=self._episode_steps)
+                    self._last_state = counted if state is None else state
+                    self._running = False
+                    await self._hang_up()
             return result
         except FleetError:
             raise
@@ -176,26 +180,26 @@ class AsyncEnvClient:
     async def _result(self, kind: str, data: dict[str, Any], timeout_s: float | None) -> StepResult:
         """Reset or step; with servers that do not number their answers, a repeated one is looked into."""
         link, is_step = self._link, kind == "step"
-        witness = None if link.is_exact else self._witnesses[self._url]
+        checker = None if link.is_exact else self._checkers[self._url]
         repeated = False
 
         def parse(message: Message) -> StepResult:
             nonlocal repeated
-            repeated = witness is not None and witness.repeats(message.mark)
-            return exact_protocol.parse_result(message.data, is_step) if witness is None else wire.parse_result(message.data)
+            repeated = checker is not None and checker.repeats(message.mark)
+            return exact_protocol.parse_result(message.data, is_step) if checker is None else wire.parse_result(message.data)
 
         try:
             result: StepResult = await self._request(kind, data, "observation", parse, timeout_s)
         except errors.ServerError:
-            if witness is not None:
-                witness.failed()
+            if checker is not None:
+                checker.failed()
             raise
         self._episode_steps += is_step
-        if witness is None:
+        if checker is None:
             return result
         if is_step:
-            witness.stepped()
-        verdict = witness.watch(result.observation, repeated)
+            checker.stepped()
+        verdict = checker.watch(result.observation, repeated)
         if verdict == "duplicate" or (repeated and self.config.repeats == "fault"):
             raise self._broken(errors.ProtocolBroken, "an answer came a second time")
         if is_step and result.done:
@@ -203,26 +207,26 @@ class AsyncEnvClient:
         if verdict == "check" or result.done:
             await self._check(timeout_s)
         if verdict == "check" and not repeated:
-            witness.unlearn()
+            checker.unlearn()
         return result
 
     async def _check(self, timeout_s: float | None, at_end: bool = False) -> Fields | None:
         """Ask an official server's state: it must be the next answer, and count as many steps as were taken."""
         if self._link.is_exact:
             return None
-        witness = self._witnesses[self._url]
-        if witness.stateless is not None:
+        checker = self._checkers[self._url]
+        if checker.stateless is not None:
             if not at_end:
-                await self._check_stateless(witness.stateless, timeout_s)
+                await self._check_stateless(checker.stateless, timeout_s)
             return None
         self.stats.checks += 1
         try:
             state = await self._state(timeout_s)
         except errors.ServerError as error:
-            if witness.has_state:
+            if checker.has_state:
                 raise self._broken(errors.ProtocolBroken, f"state was answered with {error}") from None
             return None  # an environment without a usable state cannot be asked
-        wrong = witness.disagrees(state) if self.config.step_counts else None
+        wrong = checker.disagrees(state) if self.config.step_counts else None
         if wrong is not None:
             hint = "an answer was duplicated or lost (step_counts=False if this server counts otherwise)"
             raise self._broken(errors.ProtocolBroken, f"{wrong}: {hint}")
@@ -241,8 +245,7 @@ class AsyncEnvClient:
                 raise BadFrame("a state that is no object")
             return Fields(message.data)
 
-        state: Fields = await self._request("state", None, "state", parse, timeout_s)
-        return state
+        return await self._request("state", None, "state", parse, timeout_s)  # type: ignore[no-any-return]
 
     async def _request(
         self, kind: str, data: Any, expected: str, parse: Callable[[Message], Any], timeout_s: float | None
@@ -251,10 +254,8 @@ class AsyncEnvClient:
         link = self._link
         timeout_s = self.config.message_timeout_s if timeout_s is None else timeout_s
         request = link.frame(kind, data)
-        started = time.perf_counter()
         try:
             answer = await link.ask(request, timeout_s)
-            self.stats.answered_s += time.perf_counter() - started
             if answer.kind == expected:
                 return parse(answer)
             if answer.kind != "error":
@@ -288,11 +289,9 @@ class AsyncEnvClient:
 
     def refuse(self, why: str) -> errors.ProtocolBroken:
         """The error for an answer that does not fit the server's own schema; the session is dropped."""
-        error = self._broken(errors.ProtocolBroken, why)
-        assert isinstance(error, errors.ProtocolBroken)
-        return error
+        return self._broken(errors.ProtocolBroken, why)
 
-    def _broken(self, kind: type[errors.SessionInterrupted], why: str) -> errors.SessionInterrupted:
+    def _broken(self, kind: type[E], why: str) -> E:
         self.stats.interruptions += 1
         self._drop()
         return kind(self._url, why, self._episode_steps)
@@ -326,17 +325,6 @@ class AsyncEnvClient:
             link.abort()
             self._table.released(self._url)
 
-    async def _hand_on(self, state: Fields | None) -> None:
-        """Others wait and this episode is over: keep the final state for `state()`, free the session."""
-        if state is None and self.keeps_last_state:
-            try:
-                state = await self._state(5.0)
-            except errors.RemoteError:
-                state = None
-        self._last_state = state if state is not None else Fields()
-        self._running = False
-        await self._hang_up()
-
     async def _open(self) -> None:
         self._link, self._url, first = await self._opener.open()
-        self._witnesses[self._url].connected(first)
+        self._checkers[self._url].connected(first)

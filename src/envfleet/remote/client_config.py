@@ -63,9 +63,10 @@ class ClientConfig:
 
 @dataclass
 class ClientStats:
-    """What a client has seen: counts, and the seconds it spent waiting for capacity and for answers.
+    """What a client has counted.
 
-    `dropped` counts answers to no open request, `checks` the requests made to find such answers, `renewed` the sessions that had ended, or had said something unasked, and were replaced at a reset.
+    `dropped` are answers to no open request, `checks` the requests made to find such answers, `renewed` the sessions that
+    had ended, or had sent something unasked, and were replaced at a reset.
     """
 
     steps: int = 0
@@ -76,5 +77,3 @@ class ClientStats:
     dropped: int = 0
     checks: int = 0
     renewed: int = 0
-    waited_s: float = 0.0
-    answered_s: float = 0.0

@@ -1,4 +1,4 @@
-"""How a session is opened: wait for a turn, try a server, and believe it only when it has answered."""
+"""How a session is opened: wait for a turn, try a server, and count it as open only when it has answered."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from envfleet import errors
@@ -26,18 +27,13 @@ class Opener:
 
     async def open(self) -> tuple[Any, str, Message]:
         """A session: its Link, its server, and the answer to its first `state`."""
-        loop = asyncio.get_running_loop()
         woken = asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(woken.set)
-
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
         ticket = self._table.enter(tuple(self._endpoints), wake)
         started = time.monotonic()
         last: errors.CapacityReached | None = None
         try:
             while True:
-                waited = time.monotonic() - started
                 choice = self._table.choose(ticket)
                 if isinstance(choice, str):
                     found = await self._try(ticket, choice)
@@ -45,7 +41,7 @@ class Opener:
                         return found
                     last = found or last
                     continue
-                self._give_up(ticket, waited, last)
+                self._give_up(ticket, time.monotonic() - started, last)
                 woken.clear()
                 try:
                     await asyncio.wait_for(woken.wait(), choice)
@@ -53,7 +49,6 @@ class Opener:
                     pass  # not woken: look at the table again
         finally:
             self._table.leave(ticket)
-            self._stats.waited_s += time.monotonic() - started
 
     def _give_up(self, ticket: Ticket, waited: float, last: errors.CapacityReached | None) -> None:
         """Raise when there is no point in waiting on, or no time left for it."""
@@ -79,8 +74,8 @@ class Opener:
                 first = await link.ask(link.frame("state"), self._config.connect_timeout_s)
             except Closed:
                 first = link.early() or Message("error", {"message": "closed at once", "code": "SESSION_ERROR"})
-            except Unsolicited as gone:
-                first = gone.message
+            except Unsolicited as refusal:
+                first = refusal.message
             failure = wire.error_in(first.data, url) if first.kind == "error" else None
             if isinstance(failure, errors.CapacityReached):
                 raise failure
@@ -95,7 +90,7 @@ class Opener:
             return opened, url, first
         except errors.CapacityReached as full:
             self._stats.refusals += 1
-            self._table.refused(ticket, full.active, full.max)
+            self._table.refused(ticket)
             return full
         except errors.Unauthorized:
             raise

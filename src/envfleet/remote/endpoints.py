@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from envfleet.errors import FaultError
@@ -41,14 +42,10 @@ class _Refused(Exception):
 def http_app(app: App) -> Any:
     """The Starlette application with the routes."""
     endpoints = _Endpoints(app)
-    routes = [
-        Route("/health", endpoints.health),
-        Route("/metadata", endpoints.metadata),
-        Route("/schema", endpoints.schema),
-        Route("/state", endpoints.state),
-        Route("/reset", endpoints.reset, methods=["POST"]),
-        Route("/step", endpoints.step, methods=["POST"]),
-    ]
+    documents = {"/metadata": app.about, "/schema": app.host.dialect.schemas(), "/state": {"episode_id": None, "step_count": 0}}
+    routes = [Route("/health", endpoints.health)]
+    routes += [Route(path, endpoints.showing(content)) for path, content in documents.items()]
+    routes += [Route(path, getattr(endpoints, path[1:]), methods=["POST"]) for path in ("/reset", "/step")]
     return Starlette(routes=routes)
 
 
@@ -56,69 +53,62 @@ class _Endpoints:
     def __init__(self, app: App) -> None:
         self._app = app
         self._host, self._config = app.host, app.config
-        self._schemas = self._host.dialect.schemas()
         self._reading = 0  # bodies
 
     async def health(self, request: Request) -> Response:
         """Open to everyone, because load balancers ask it: alive, and how full."""
-        active = self._config.max_sessions - self._host.free - self._host.lost
-        full = self._host.free == 0
         body = {
             "status": "healthy",
-            "active_sessions": active,
+            "active_sessions": self._host.active,
             "max_sessions": self._config.max_sessions,
-            "at_capacity": full,
-            "refused_sessions": self._app.refused,
-            "lost_sessions": self._host.lost,
+            "at_capacity": self._host.free == 0,
         }
         return AsciiResponse(body)
 
-    async def metadata(self, request: Request) -> Response:
-        return self._guard(request) or AsciiResponse(self._app.about)
+    def showing(self, content: Any) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that always answers the same."""
 
-    async def schema(self, request: Request) -> Response:
-        return self._guard(request) or AsciiResponse(self._schemas)
+        async def show(request: Request) -> Response:
+            return self._guard(request) or AsciiResponse(content)
 
-    async def state(self, request: Request) -> Response:
-        return self._guard(request) or AsciiResponse({"episode_id": None, "step_count": 0})
+        return show
 
     async def reset(self, request: Request) -> Response:
         """A throw-away environment, as the protocol has it: sessions live on /ws."""
-        return self._guard(request) or await self._throw_away(request, None)
+        return self._guard(request) or await self._throw_away(request, is_step=False)
 
     async def step(self, request: Request) -> Response:
         """One step of a throw-away environment that was reset just before."""
-        return self._guard(request) or await self._throw_away(request, "action")
+        return self._guard(request) or await self._throw_away(request, is_step=True)
 
     def _guard(self, request: Request) -> Response | None:
         headers = request.headers.raw
-        turned_away = self._app.gate.refusal(headers, self._app.local_address(request.scope))
-        if turned_away is not None:
-            return AsciiResponse({"detail": turned_away[1]}, turned_away[0])
+        refusal = self._app.gate.refusal(headers, self._app.local_address(request.scope))
+        if refusal is not None:
+            return AsciiResponse({"detail": refusal[1]}, refusal[0])
         if request.method == "POST" and (why := refused_body(headers)) is not None:
             return AsciiResponse({"detail": why}, 415)
         if self._app.allowed(headers):
             return None
         return AsciiResponse({"detail": "a token is needed"}, 401, {"WWW-Authenticate": "Bearer"})
 
-    async def _throw_away(self, request: Request, needs: str | None) -> Response:
+    async def _throw_away(self, request: Request, is_step: bool) -> Response:
         try:
             body = await self._body(request)
-            if needs is not None and needs not in body:
-                raise BadAction(f"the body needs {needs!r}")
-            action = self._host.dialect.action(body[needs]) if needs is not None else None
-            seed, _, options = reset_arguments({} if needs is not None else body)
+            if is_step and "action" not in body:
+                raise BadAction("the body needs 'action'")
+            action = self._host.dialect.action(body["action"]) if is_step else None
+            seed, _, options = reset_arguments({} if is_step else body)
             slot = self._host.take()
             if slot is None:
                 raise _Refused(503, {"code": "CAPACITY_REACHED", "detail": "every session is taken"})
             try:
                 row = await self._host.reset(slot, seed, options, fresh=True)
-                if needs is not None:
+                if is_step:
                     row = await self._host.step(slot, action)
             finally:
                 self._app.release(slot)
-            reward = row.reward if needs is not None else None
-            return AsciiResponse({"metadata": None, **result_data(self._host.dialect, row, reward)})
+            return AsciiResponse({"metadata": None, **result_data(self._host.dialect, row, row.reward if is_step else None)})
         except _Refused as refused:
             return refused.response
         except BadAction as error:

@@ -1,4 +1,4 @@
-"""What our two ends say to each other: numbered messages whose values arrive as they were sent, bit for bit.
+"""The protocol between a client and a server of ours: numbered messages whose values arrive as they were sent, bit for bit.
 
 A client of ours offers one of two WebSocket subprotocols; a server of ours takes it, every other server ignores it and
 is spoken to in plain OpenEnv (`envfleet.remote.wire`). A message is `{"type": …, "id": …, "data": …}` and nothing else.
@@ -114,9 +114,9 @@ def pack(value: Any, parts: list[np.ndarray[Any, Any]] | None, depth: int = MAX_
     if kind is list:
         return [pack(inner, parts, depth - 1) for inner in value]
     if isinstance(value, np.ndarray):
-        return _pack_array(value, parts)
+        return {"$a": _pack_array(value, parts)}
     if isinstance(value, np.generic):
-        return {"$n": _in_base64(np.asarray(value))}
+        return {"$n": _pack_array(np.asarray(value), None)}
     return _pack_other(value, parts, depth)
 
 
@@ -128,18 +128,13 @@ def _pack_dict(value: Mapping[Any, Any], parts: Any, depth: int) -> Any:
 
 
 def _pack_array(value: np.ndarray[Any, Any], parts: list[np.ndarray[Any, Any]] | None) -> Any:
+    """Where the array is in `parts`, or the array in base64."""
     if not _DTYPE.match(value.dtype.str):
-        raise NoWireForm(f"an array of dtype {value.dtype} cannot be sent")
+        raise NoWireForm(f"values of dtype {value.dtype} cannot be sent")
     if parts is None:
-        return {"$a": _in_base64(value)}
+        return [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]
     parts.append(np.ascontiguousarray(value).reshape(value.shape))
-    return {"$a": len(parts) - 1}
-
-
-def _in_base64(value: np.ndarray[Any, Any]) -> list[Any]:
-    if not _DTYPE.match(value.dtype.str):
-        raise NoWireForm(f"a value of dtype {value.dtype} cannot be sent")
-    return [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]
+    return len(parts) - 1
 
 
 def _pack_other(value: Any, parts: Any, depth: int) -> Any:
@@ -180,12 +175,7 @@ def sendable(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(frame: str | bytes) -> Message:
-    """The message in a frame; raises BadFrame.
-
-    Example:
-        >>> decode(encode("step", 7, {"action": (1, float("-inf"))}))
-        Message(kind='step', data={'action': (1, -inf)}, number=7, mark=0)
-    """
+    """The message in a frame; raises BadFrame."""
     try:
         message = _scan_text(frame) if isinstance(frame, str) else _scan_binary(frame)
     except (ValueError, RecursionError, KeyError, TypeError, OverflowError, struct.error) as error:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from envfleet.remote.server_config import ServerConfig
+
 
 @dataclass(eq=False)
 class Live:
@@ -20,36 +22,19 @@ class Live:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, reason: str) -> None:
-        """Interrupt it; its own task says goodbye."""
+        """Cancel its task, which sends the reason to the client."""
         if self.reason is None and self.task is not None:
             self.reason = reason
             self.task.cancel()
 
 
-@dataclass(frozen=True)
-class IdleLimits:
-    """How long a session may say nothing. `always`: in any case. While others wait: `waited_for` with no episode running,
-    `in_episode` in the middle of one."""
-
-    always: float
-    waited_for: float
-    in_episode: float
-
-    def while_waited_for(self, in_episode: bool) -> float:
-        """The limit that holds while a client waits for a session."""
-        return min(self.in_episode if in_episode else self.waited_for, self.always)
-
-
 class Sessions:
     """The open sessions of a server. All methods belong to its event loop."""
 
-    def __init__(self, limits: IdleLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock = limits, clock
+    def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._clock = config, clock
         self._live: set[Live] = set()
         self.handed_over = 0
-
-    def __len__(self) -> int:
-        return len(self._live)
 
     def enter(self, in_episode: Callable[[], bool]) -> Live:
         """A session begins, in the current task."""
@@ -67,24 +52,25 @@ class Sessions:
 
     def make_room(self) -> Live | None:
         """End the session that has been idle longest beyond its limit, for a client that waits; None if there is none."""
-        now = self._clock()
-        best: tuple[float, Live] | None = None
-        for live in self._live:
-            silent_s = now - live.used_at
-            over_s = silent_s - self._limits.while_waited_for(live.in_episode())
-            if not live.busy and live.reason is None and over_s >= 0 and (best is None or over_s > best[0]):
-                best = (over_s, live)
-        if best is None:
+        now, config = self._clock(), self._config
+
+        def over_s(live: Live) -> float:
+            limit_s = config.episode_idle_s if live.in_episode() else config.handover_s
+            return now - live.used_at - min(limit_s, config.idle_timeout_s)
+
+        idle = [live for live in self._live if not live.busy and live.reason is None and over_s(live) >= 0]
+        if not idle:
             return None
         self.handed_over += 1
-        best[1].end(f"no message for {now - best[1].used_at:.3g} s while others wait for a session")
-        return best[1]
+        longest = max(idle, key=over_s)
+        longest.end(f"no message for {now - longest.used_at:.3g} s while others wait for a session")
+        return longest
 
     async def reap(self) -> None:
-        """End sessions whose client says nothing for too long; half-open sockets are ended by the keep-alive."""
+        """End sessions without a message for too long; half-open sockets are ended by the keep-alive."""
+        limit_s = self._config.idle_timeout_s
         while True:
-            await asyncio.sleep(min(1.0, self._limits.always / 4))
-            oldest = self._clock() - self._limits.always
+            await asyncio.sleep(min(1.0, limit_s / 4))
             for live in list(self._live):
-                if not live.busy and live.used_at < oldest:
-                    live.end(f"no message for {self._limits.always:g} s")
+                if not live.busy and self._clock() - live.used_at > limit_s:
+                    live.end(f"no message for {limit_s:g} s")

@@ -50,7 +50,7 @@ class Link(ClientConnection):  # type: ignore[misc]
         self._deadline = 0.0
         self._parts: list[bytes] = []
         self._is_text = True
-        self._greeting: bytearray | None = bytearray()
+        self._handshake: bytearray | None = bytearray()
         self._missing = -1  # bytes the last frame lacks; 0: at the end of a frame; -1: not known, the library parses
 
     @property
@@ -77,20 +77,20 @@ class Link(ClientConnection):  # type: ignore[misc]
                 self._is_text = data[0] == TEXT
                 self._deliver(payload)
                 return
-        if self._greeting is not None:
-            self._read_greeting(data)
+        if self._handshake is not None:
+            self._read_handshake(data)
         elif self._missing >= 0:
             self._missing = missing_after(data, self._missing)
         super().data_received(data)
 
-    def _read_greeting(self, data: bytes) -> None:
+    def _read_handshake(self, data: bytes) -> None:
         """Find where the handshake's answer ends: frames begin there."""
-        assert self._greeting is not None
-        self._greeting += data
-        end = self._greeting.find(b"\r\n\r\n")
+        assert self._handshake is not None
+        self._handshake += data
+        end = self._handshake.find(b"\r\n\r\n")
         if end >= 0:
-            self._missing = missing_after(bytes(self._greeting[end + 4 :]), 0)
-            self._greeting = None
+            self._missing = missing_after(bytes(self._handshake[end + 4 :]), 0)
+            self._handshake = None
 
     def process_event(self, event: Any) -> None:
         """Called by the library for each frame."""
@@ -133,7 +133,7 @@ class Link(ClientConnection):  # type: ignore[misc]
     def _read(self, raw: bytes) -> Message | Exception:
         try:
             frame: str | bytes = raw.decode() if self._is_text else raw
-            return exact_protocol.decode(frame) if self.is_exact else Message(*wire.decode(frame), mark=hash(raw))
+            return exact_protocol.decode(frame) if self.is_exact else wire.decode(frame)
         except UnicodeDecodeError:
             return BadFrame("text that is not UTF-8")
         except BadFrame as error:
@@ -204,7 +204,7 @@ class Link(ClientConnection):  # type: ignore[misc]
             self._answer.set_exception(TimeoutError())
 
     def early(self) -> Message | None:
-        """What was said before anything was asked, such as a refusal."""
+        """What came before the first request, such as a refusal."""
         return self._early if isinstance(self._early, Message) else None
 
     def abort(self) -> None:

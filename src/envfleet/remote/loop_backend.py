@@ -1,6 +1,7 @@
-"""The aio backend on a loop that is already running: a server's slots for environments with coroutines.
+"""The aio backend where every wait can be cancelled, and the same on a loop that is already running.
 
-A second loop in a second thread would hand every step back and forth under one interpreter lock.
+A server's slots for environments with coroutines are on the server's own loop: a second loop in a second thread would
+hand every step back and forth under one interpreter lock.
 """
 
 from __future__ import annotations
@@ -11,13 +12,36 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.backends.aio import AioBackend
 from envfleet.backends.local import Described
 from envfleet.faults.failure import Failure, Loss
-from envfleet.remote.remote_backend import RenewingBackend
+from envfleet.multiagent.agent_support import AGENTS
 from envfleet.slots.factories import Recipe
-from envfleet.slots.slot_life import drive
+from envfleet.slots.slot_life import SlotLife, drive
 from envfleet.util.daemon_pool import DaemonPool
 from envfleet.workers.shared_memory import Pulse
+
+
+class RenewingBackend(AioBackend):
+    """aio for envs whose every wait can be cancelled: an abandoned slot is rebuilt, not given up."""
+
+    can_rebuild_abandoned = True
+
+    def kill(self, worker: int) -> str:
+        """Cancel the slot's call and put a fresh life in its place: the old one may never write its row again."""
+        old = self.lives[worker]
+        stack = super().kill(worker)
+        env, old.env = old.env, None
+        fresh = SlotLife(worker, old.make_env, old.on_end, self._tasks, AGENTS)
+        if getattr(self, "slab", None) is not None:
+            fresh.attach(self.slab)
+        self.lives[worker] = fresh
+        if env is not None:
+            self._discard(env)
+        return stack
+
+    def _discard(self, env: Any) -> None:
+        """Let go of an env in the middle of a call, without waiting for it."""
 
 
 class LoopBackend(RenewingBackend):

@@ -21,12 +21,7 @@ class TooDeep(ValueError):
 
 
 def writer(default: Callable[[Any], Any], allow_nan: bool = True) -> Callable[[Any], str]:
-    """A function that writes compact ASCII JSON; `default` converts objects that JSON does not know.
-
-    Example:
-        >>> writer(str)({"a": [1, None], "b": 1j})
-        '{"a":[1,null],"b":"1j"}'
-    """
+    """A function that writes compact ASCII JSON; `default` converts objects that JSON does not know."""
     plain = json.JSONEncoder(separators=(",", ":"), default=default, allow_nan=allow_nan)
     # `encode` makes its C encoder anew in every call. Made once: a client step takes 36 to 42 us instead of 44 to 49.
     make: Any = getattr(json.encoder, "c_make_encoder", None)
@@ -39,12 +34,7 @@ def writer(default: Callable[[Any], Any], allow_nan: bool = True) -> Callable[[A
 
 
 def reader(hook: Callable[[dict[str, Any]], Any] | None = None) -> Callable[[str], Any]:
-    """A function that reads JSON; it raises ValueError (TooDeep) or RecursionError. `hook` is called with every object.
-
-    Example:
-        >>> reader(hook=len)('[{"a": 1}, {}]')
-        [1, 0]
-    """
+    """A function that reads JSON; it raises ValueError (TooDeep) or RecursionError. `hook` is called with every object."""
     decoder = json.JSONDecoder(object_hook=hook)
 
     def read(text: str) -> Any:
@@ -74,16 +64,6 @@ def check_depth(value: Any, brackets: int) -> None:
 
     `brackets` is how many "[" and "{" its text has: no more than that many levels are possible, so that the short
     messages of a step are not walked at all.
-
-    Example:
-        >>> check_depth([[1]], brackets=2)
-        >>> deep = []
-        >>> for _ in range(MAX_DEPTH):
-        ...     deep = [deep]
-        >>> check_depth(deep, brackets=MAX_DEPTH + 1)
-        Traceback (most recent call last):
-        ...
-        envfleet.remote.message_json.TooDeep: nested more than 128 levels deep
     """
     if brackets <= MAX_DEPTH:
         return

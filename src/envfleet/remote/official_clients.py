@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from envfleet import errors
 from envfleet.errors import BadArgument, ResetNeeded
 from envfleet.remote import wire
-from envfleet.remote.answer_check import Witness
+from envfleet.remote.answer_check import AnswerChecker
 from envfleet.remote.result import Fields, StepResult
 
 _CODE = re.compile(r"\(code: ([A-Z_]+)\)")
@@ -17,11 +17,10 @@ T = TypeVar("T")
 
 
 def as_client(client: Any, **options: Any) -> Any:
-    """A client from an address, a list of them, a mapping with `env_url`, or anything with `reset` and
-    `step`.
+    """A client from an address, a list of them, a mapping with `env_url`, or anything with `reset` and `step`.
 
-    Clients of `openenv` and `openenv-core`, async or `.sync()`, are wrapped in `OfficialClient`, which
-    gives them the session guard they lack. `options` are the client options for addresses.
+    Clients of `openenv` and `openenv-core`, async or `.sync()`, are wrapped in `OfficialClient`, which gives them the
+    session guard they lack. `options` are the client options for addresses.
 
     Example:
         >>> from envfleet.remote import EchoClient
@@ -52,10 +51,6 @@ class OfficialClient:
 
     Their clients go on after a timeout as if nothing had happened (0.3.0 pairs answers with the wrong
     requests, 0.10.0 steps a new, un-reset environment); here any such failure ends the episode.
-
-    Example:
-        >>> def guarded(official):
-        ...     return OfficialClient(official).reset(seed=1).observation
     """
 
     def __init__(self, client: Any) -> None:
@@ -63,15 +58,15 @@ class OfficialClient:
         self._client = client.sync() if callable(getattr(client, "sync", None)) else client
         self._running = False
         self._steps = 0
-        self._witness = Witness()
+        self._checker = AnswerChecker()
 
     def reset(self, **kwargs: Any) -> StepResult:
         """Start an episode."""
         self._running = False
-        self._witness.began()
-        result = self._guarded(lambda: self._client.reset(**kwargs))
+        self._checker.began()
+        result = _result(self._guarded(lambda: self._client.reset(**kwargs)))
         self._running, self._steps = True, 0
-        return _result(result)
+        return result
 
     def step(self, action: Any) -> StepResult:
         """Act, with whatever the official client takes as an action."""
@@ -80,10 +75,10 @@ class OfficialClient:
         try:
             result = _result(self._guarded(lambda: self._client.step(action)))
         except errors.ServerError:
-            self._witness.failed()
+            self._checker.failed()
             raise
         self._steps += 1
-        self._witness.stepped()
+        self._checker.stepped()
         if result.done:
             self.confirm()
         return result
@@ -96,12 +91,11 @@ class OfficialClient:
             state = self.state()
         except errors.ServerError:
             return  # an environment without a usable state cannot be asked
-        wrong = self._witness.disagrees(state)
+        wrong = self._checker.disagrees(state)
         if "observation" in state and "step_count" not in state:  # their clients do not look at an answer's type
             wrong = "state was answered with an observation"
         if wrong is not None:
-            self._running = False
-            self._disconnect()
+            self._end_session()
             raise errors.ProtocolBroken("the server", f"{wrong}: an answer was duplicated or lost", self._steps)
 
     def state(self) -> Fields:
@@ -124,10 +118,8 @@ class OfficialClient:
             return call()
         except BaseException as error:
             found = _CODE.search(str(error)) if isinstance(error, RuntimeError) else None
-            if found and found[1] in ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"):
-                raise wire.error_in({"code": found[1], "message": str(error)}, "the server") from error
-            self._running = False
-            self._disconnect()
+            if not found or found[1] not in ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"):
+                self._end_session()
             if found:
                 raise wire.error_in({"code": found[1], "message": str(error)}, "the server") from error
             if isinstance(error, TimeoutError):
@@ -136,13 +128,12 @@ class OfficialClient:
                 raise errors.SessionLost("the server", str(error), self._steps) from error
             raise
 
-    def _disconnect(self) -> None:
-        disconnect = getattr(self._client, "disconnect", None)
-        if disconnect is not None:
-            try:
-                disconnect()
-            except Exception:
-                pass  # it is the connection that just failed; what matters is that it is not used again
+    def _end_session(self) -> None:
+        self._running = False
+        try:
+            self._client.disconnect()
+        except Exception:
+            pass  # it has no such method, or its connection just failed; what matters is that it is not used again
 
 
 def _fields(value: Any) -> Fields:

@@ -9,50 +9,104 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from envfleet.backends.aio import AioBackend
 from envfleet.core.construct import is_remote
 from envfleet.errors import BadArgument, CapacityReached, ConnectFailed
 from envfleet.faults.failure import Failure, Loss
-from envfleet.multiagent.agent_support import AGENTS
-from envfleet.slots.slot_life import SlotLife
+from envfleet.remote.address import shared_schema
+from envfleet.remote.client import AsyncEnvClient
+from envfleet.remote.loop_backend import RenewingBackend
+from envfleet.remote.result import StepResult
+from envfleet.remote.session_queue import CapacityTable
+from envfleet.remote.space_views import VIEW_OPTIONS, SessionView
 
-if TYPE_CHECKING:
-    from envfleet.core.fleet import Fleet
-    from envfleet.remote.remote_env import RemoteEnv
+
+class RemoteEnv(SessionView):
+    """A session as an environment with `async def reset` and `step`, for the `remote` backend.
+
+    The options of its factory are those of OpenEnvGymnasiumWrapper, with the modes "auto" by default, and the client's.
+    """
+
+    def __init__(self, factory: RemoteFactory) -> None:
+        self.render_mode = None
+        self._set_views(factory.schema, factory.view)
+        self.client = AsyncEnvClient(factory.urls, **factory.client)
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None, task: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode. A task that is a mapping becomes reset arguments; any other is sent as `task`."""
+        kwargs = dict(options or {})
+        if task is not None:
+            kwargs.update(task if isinstance(task, Mapping) else {"task": task})
+        if seed is not None:
+            kwargs["seed"] = seed
+        result = await self.client.reset(**kwargs)
+        self._steps = 0
+        if result.done:
+            raise self.client.refuse("an episode that is over at its reset")
+        return self._see(result)
+
+    async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        """Act on the server."""
+        result = await self.client.step(self._act.payload(action))
+        reward, is_cut = self._count_step(result)
+        obs, info = self._see(result)
+        if is_cut:
+            await self.client.confirm()
+        return obs, reward, result.terminated, result.truncated or is_cut, info
+
+    def _see(self, result: StepResult) -> tuple[Any, dict[str, Any]]:
+        obs, text = self._read(result, self._observe.needs_text)
+        info = {key: value for key, value in result.metadata.items() if result.ends is not None or key != "truncated"}
+        if text:
+            info["text"] = text
+        return obs, info
+
+    async def close(self) -> None:  # type: ignore[override]
+        """End the session in good order."""
+        await self.client.close()
+
+    def drop(self) -> None:
+        """End the session at once, in the middle of whatever it is doing."""
+        self.client._drop()
 
 
-class RenewingBackend(AioBackend):
-    """aio for envs whose every wait can be cancelled: an abandoned slot is rebuilt, not given up."""
+@dataclasses.dataclass(frozen=True)
+class RemoteFactory:
+    """Builds the env of a slot: a session with one of the servers, opened at its first reset."""
 
-    can_rebuild_abandoned = True
+    urls: tuple[str, ...]
+    schema: Mapping[str, Any] = dataclasses.field(repr=False)
+    view: Mapping[str, Any] = dataclasses.field(repr=False)  # every one of VIEW_OPTIONS
+    client: Mapping[str, Any] = dataclasses.field(repr=False)  # those of ClientConfig
 
-    def kill(self, worker: int) -> str:
-        """Cancel the slot's call and put a fresh life in its place: the old one may never write its row again."""
-        old = self.lives[worker]
-        stack = super().kill(worker)
-        env, old.env = old.env, None
-        fresh = SlotLife(worker, old.make_env, old.on_end, self._tasks, AGENTS)
-        if getattr(self, "slab", None) is not None:
-            fresh.attach(self.slab)
-        self.lives[worker] = fresh
-        if env is not None:
-            self._discard(env)
-        return stack
+    def __call__(self) -> RemoteEnv:
+        """Build one env."""
+        return RemoteEnv(self)
 
-    def _discard(self, env: Any) -> None:
-        """Let go of an env in the middle of a call, without waiting for it."""
+
+def remote_factory(env: Any, env_kwargs: Mapping[str, Any] | None = None) -> RemoteFactory:
+    """The factory of every slot, from addresses and the options of `RemoteEnv`.
+
+    The spaces are asked for once, here, not by every slot.
+    """
+    if isinstance(env, Mapping):
+        env_kwargs = {**{key: value for key, value in env.items() if key != "env_url"}, **(env_kwargs or {})}
+        env = env["env_url"]
+    urls = (env,) if isinstance(env, str) else tuple(env)
+    if not is_remote(urls):
+        raise BadArgument("a remote fleet needs addresses like http://host:8000")
+    client = dict(env_kwargs or {})
+    schema = client.pop("schema", None)
+    view = {name: client.pop(name, default) for name, default in VIEW_OPTIONS.items()}
+    return RemoteFactory(urls, shared_schema(urls, client) if schema is None else schema, view, client)
 
 
 class RemoteBackend(RenewingBackend):
-    """Slots as sessions.
-
-    Example:
-        >>> def fleet_on(urls):
-        ...     return make_remote(urls, num_envs=64, max_steps=200)
-    """
+    """Slots as sessions."""
 
     name = "remote"
 
@@ -69,9 +123,7 @@ class RemoteBackend(RenewingBackend):
         waiting = [life.slot for life in self.lives if life.slot not in connected]
         if not waiting:
             return None
-        asking = asyncio.run_coroutine_threadsafe(
-            _count_sessions(factory.urls, len(waiting), 1.0, factory.client_options), self._loop
-        )
+        asking = asyncio.run_coroutine_threadsafe(_count_sessions(factory.urls, len(waiting), 1.0, factory.client), self._loop)
         try:
             found = asking.result()
         except CapacityReached:
@@ -95,64 +147,21 @@ class RemoteBackend(RenewingBackend):
         await super()._close_all(problems, timeout_s)
 
 
-@dataclasses.dataclass(frozen=True)
-class RemoteFactory:
-    """Builds the env of a slot: a session with one of the servers, opened at its first reset."""
-
-    urls: tuple[str, ...]
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-
-    @property
-    def client_options(self) -> dict[str, Any]:
-        """The options that are the client's, not the view's."""
-        from envfleet.remote.remote_env import VIEW_OPTIONS
-
-        return {name: value for name, value in self.options.items() if name not in VIEW_OPTIONS}
-
-    def __call__(self) -> RemoteEnv:
-        """Build one env."""
-        from envfleet.remote.remote_env import RemoteEnv
-
-        return RemoteEnv(self.urls, **self.options)
-
-
-def remote_factory(env: Any, env_kwargs: Mapping[str, Any] | None = None) -> RemoteFactory:
-    """The factory of every slot, from addresses and the options of `RemoteEnv`.
-
-    The spaces are asked for once, here, not by every slot.
-    """
-    from envfleet.remote.remote_env import shared_schema
-
-    if isinstance(env, Mapping):
-        env_kwargs = {**{key: value for key, value in env.items() if key != "env_url"}, **(env_kwargs or {})}
-        env = env["env_url"]
-    urls = (env,) if isinstance(env, str) else tuple(env)
-    if not is_remote(urls):
-        raise BadArgument("a remote fleet needs addresses like http://host:8000")
-    options = dict(env_kwargs or {})
-    if options.get("schema") is None:
-        options["schema"] = shared_schema(urls, options)
-    return RemoteFactory(urls, options)
-
-
 def count_sessions(urls: Any, wanted: int, timeout_s: float = 1.0, **options: Any) -> int:
     """How many sessions these servers give right now, up to `wanted`: opens them and lets them go again.
 
-    A fleet that is stepped as a whole needs as many sessions as slots, and a server tells its limit only by refusing.
+    A fleet that is stepped as a whole needs as many sessions as slots, and a server shows its limit only by refusing.
     Raises CapacityReached or ConnectFailed when there is not even one.
 
     Example:
         >>> def as_many_as_there_are(url):
-        ...     return make_remote(url, num_envs=count_sessions(url, 64))
+        ...     return envfleet.make(url, num_envs=count_sessions(url, 64))
     """
     return asyncio.run(_count_sessions(urls, wanted, timeout_s, options))
 
 
 async def _count_sessions(urls: Any, wanted: int, timeout_s: float, options: Mapping[str, Any]) -> int:
-    from envfleet.remote.client import AsyncEnvClient
-    from envfleet.remote.session_queue import CapacityTable
-
-    # A table of its own: what is learnt from asking for too many must not slow down those who come after.
+    # A table of its own: what is learnt from asking for too many must not slow down later clients.
     mine = {**options, "capacity": CapacityTable(), "capacity_timeout_s": timeout_s}
     clients = [AsyncEnvClient(urls, **mine) for _ in range(wanted)]
     results = await asyncio.gather(*(client._open() for client in clients), return_exceptions=True)
@@ -161,24 +170,3 @@ async def _count_sessions(urls: Any, wanted: int, timeout_s: float, options: Map
     if len(failures) == wanted:
         raise failures[0]
     return wanted - len(failures)
-
-
-def make_remote(
-    urls: str | Sequence[str] | Mapping[str, Any], num_envs: int | None = None, *, fleet: Any = None, **env_kwargs: Any
-) -> Fleet:
-    """A fleet whose slots are sessions with OpenEnv servers, spread by capacity.
-
-    Args:
-        urls: the servers' addresses.
-        num_envs: how many sessions (1 if not given).
-        fleet: a mapping of options for `envfleet.make` (`on_end`, `on_fault`, timeouts …); by default faults restart.
-        env_kwargs: options of RemoteEnv: modes, `actions`, `max_steps`, and client options such as `token`.
-
-    Example:
-        >>> def scores(url):
-        ...     with make_remote(url, num_envs=4, max_steps=100) as fleet:
-        ...         return fleet.reset(seed=0).obs
-    """
-    from envfleet.core.construct import make
-
-    return make(urls, num_envs, env_kwargs=env_kwargs, **(fleet or {}))

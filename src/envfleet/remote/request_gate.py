@@ -1,7 +1,7 @@
-"""Who may talk to a server: programs that have its address, and pages that were let in. Not any web page.
+"""Which requests a server accepts: those of programs that have its address, and of web pages that are allowed.
 
-A browser lets every page open a WebSocket to this machine and post plain text to it. It says who asks in `Origin`, and a
-page that made its own name point at this machine gives itself away in `Host`. Both are checked before anything else.
+A browser lets every page open a WebSocket to this machine and post plain text to it. The page's origin is in `Origin`; if
+its own name was made to point at this machine, that name is in `Host`. Both are checked before anything else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 Headers = Iterable[tuple[bytes, bytes]]
 
 _PLAIN_TYPES = ("text/plain", "multipart/form-data")  # what a page can post anywhere without being asked
-_FORM_TYPE = "application/x-www-form-urlencoded"  # that too; but curl and urllib say it of everything
+_FORM_TYPE = "application/x-www-form-urlencoded"  # the same, but curl and urllib send it with every body
 
 
 class Gate:
@@ -22,15 +22,7 @@ class Gate:
     Args:
         host: the address that is bound.
         hosts: more names clients may use for this server; "*" allows every name.
-        origins: web origins ("https://lab.example") whose pages may talk to it; "*" allows every page.
-
-    Example:
-        >>> gate = Gate("127.0.0.1")
-        >>> gate.refusal([(b"host", b"localhost:8000")], None)
-        >>> gate.refusal([(b"host", b"localhost:8000"), (b"origin", b"https://evil.example")], None)[0]
-        403
-        >>> gate.refusal([(b"host", b"evil.example")], None)[0]
-        421
+        origins: web origins ("https://lab.example") whose pages may use it; "*" allows every page.
     """
 
     def __init__(self, host: str, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
@@ -74,12 +66,7 @@ def refused_body(headers: Headers) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name can only mean this machine.
-
-    Example:
-        >>> is_loopback("127.0.0.5"), is_loopback("localhost"), is_loopback("127.0.0.1.evil.example")
-        (True, True, False)
-    """
+    """Whether a name can only mean this machine."""
     if host == "localhost":
         return True
     try:

@@ -28,7 +28,7 @@ class Fields(dict[str, Any]):
 class StepResult:
     """The answer to a reset or a step.
 
-    OpenEnv knows only `done`. A server of ours tells which end it was; any other server's counts as terminated, unless
+    OpenEnv knows only `done`. A server of ours sends which end it was; any other server's counts as terminated, unless
     its metadata has `truncated: true`.
 
     Example:
@@ -54,12 +54,7 @@ class StepResult:
 
 
 def action_payload(action: Any, name: str = "action") -> dict[str, Any]:
-    """The fields that go on the wire for an action: a mapping, a dataclass, a pydantic model, or one value.
-
-    Example:
-        >>> action_payload({"message": "hi"}), action_payload(3, name="column")
-        ({'message': 'hi'}, {'column': 3})
-    """
+    """The fields that go on the wire for an action: a mapping, a dataclass, a pydantic model, or one value."""
     if isinstance(action, Mapping):
         return dict(action)
     if is_dataclass(action) and not isinstance(action, type):

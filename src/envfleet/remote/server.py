@@ -18,8 +18,6 @@ from envfleet.remote.space_codec import Dialect
 from envfleet.slots.factories import env_name, resolve
 from envfleet.util.extras import from_extra
 
-__all__ = ["App", "Server", "ServerConfig", "serve"]
-
 
 class Server:
     """A server in this process: `start()` it in a thread of its own, or `run()` it here until it is stopped.
@@ -49,17 +47,7 @@ class Server:
         factory = resolve(env)
         dialect, is_async, about = _probe(factory, env_name(env))
         dialect.schemas()  # refuses spaces with no JSON form before anything starts
-        host = FleetHost(
-            factory,
-            dialect,
-            slots=self.config.max_sessions,
-            backend=self.config.backend,
-            num_workers=self.config.num_workers,
-            is_async=is_async,
-            init_timeout_s=self.config.init_timeout_s,
-            step_timeout_s=self.config.step_timeout_s,
-        )
-        self.app = App(host, about, self.config)
+        self.app = App(FleetHost(factory, dialect, is_async, self.config), about)
         self._thread: threading.Thread | None = None
         self._server: Any = None
         self._socket: socket.socket | None = None
@@ -74,22 +62,18 @@ class Server:
     @property
     def active_sessions(self) -> int:
         """How many slots are taken, the ones that are still finishing a step included."""
-        return self.config.max_sessions - self.app.host.free - self.app.host.lost
+        return self.app.host.active
 
     def bind(self) -> int:
         """Take the port; returns its number."""
         if self._socket is None:
-            family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            where, is_v6 = (self.config.host, self.config.port), ":" in self.config.host
+            family, both = socket.AF_INET6 if is_v6 else socket.AF_INET, is_v6 and socket.has_dualstack_ipv6()
             try:
-                self._socket.bind((self.config.host, self.config.port))
+                # A long backlog: a client that connects while the workers start waits instead of being refused.
+                self._socket = socket.create_server(where, family=family, backlog=1024, dualstack_ipv6=both)
             except OSError as error:
-                self._socket.close()
-                self._socket = None
-                where = f"{self.config.host}:{self.config.port}"
-                raise BadArgument(f"cannot listen on {where}: {error.strerror}; port=0 takes a free one") from None
-            self._socket.listen(1024)  # who connects while the workers start waits instead of being turned away
+                raise BadArgument(f"cannot listen: {error.strerror}; port=0 takes a free one") from None
             self.port = self._socket.getsockname()[1]
         return self.port
 
@@ -102,16 +86,13 @@ class Server:
 
     def start(self) -> Server:
         """Serve in a thread; returns when clients can connect."""
-        self.bind()
-        self._server = _uvicorn_server(self.app, self.config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="envfleet-server", daemon=True
-        )
+        self.bind()  # here, where a port that is taken is the caller's error
+        self._thread = threading.Thread(target=self.run, name="envfleet-server", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + self.config.init_timeout_s
-        while not self._server.started:
+        while self._server is None or not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise FleetError("the server did not start; its log says why")
+                raise FleetError("the server did not start; see its log")
             self._thread.join(0.005)
         return self
 
@@ -133,19 +114,16 @@ class Server:
         self.close()
 
 
-def serve(env: Any, *, block: bool = True, **options: Any) -> Server:
+def serve(env: Any, **options: Any) -> None:
     """Serve an environment to OpenEnv clients; see Server for `env`, ServerConfig for the options.
 
-    With `block=False` it returns a running Server; close it, or use it in a `with` block.
+    It blocks until it is interrupted; `Server(env).start()` does not.
     """
     server = Server(env, **options)
-    if not block:
-        return server.start()
     try:
         server.run()
     finally:
         server.close()
-    return server
 
 
 def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[str, Any]]:
@@ -155,10 +133,7 @@ def _probe(factory: Callable[[], Any], name: str) -> tuple[Dialect, bool, dict[s
         about = {
             "name": name,
             "description": inspect.getdoc(type(getattr(env, "unwrapped", env))) or name,
-            "readme_content": None,
-            "version": None,
-            "author": None,
-            "documentation_url": None,
+            **dict.fromkeys(("readme_content", "version", "author", "documentation_url")),
         }
         is_async = inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset)
         return Dialect.of(env), is_async, about
@@ -172,13 +147,13 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
     with from_extra("remote"):
         import uvicorn
 
-        from envfleet.remote.uvicorn_protocols import LeanWebSocket, Patience, PatientProtocol
+        from envfleet.remote.uvicorn_protocols import HttpProtocol, SilentConnections, WebSocketProtocol
 
-    patience = Patience(config.request_timeout_s)
+    silent = SilentConnections(config.request_timeout_s)
     settings = uvicorn.Config(
         app,
-        http=type("Connection", (PatientProtocol,), {"patience": patience}),
-        ws=LeanWebSocket,
+        http=type("Connection", (HttpProtocol,), {"silent": silent}),
+        ws=WebSocketProtocol,
         log_level="warning",
         access_log=False,
         proxy_headers=False,
@@ -187,7 +162,7 @@ def _uvicorn_server(app: App, config: ServerConfig) -> Any:
         ws_ping_interval=config.ping_s,
         ws_ping_timeout=config.ping_s,
         ws_per_message_deflate=False,
-        # No limit_concurrency: it counts the silent, and then refuses those who ask. `Patience` bounds the silent,
+        # No limit_concurrency: it counts silent connections and then refuses requests. `SilentConnections` bounds those,
         # the slots bound the sessions, and `endpoints` the bodies that are being read.
         timeout_graceful_shutdown=2,
     )

@@ -13,8 +13,8 @@ class ServerConfig:
     """The options of a server; every one is a keyword argument of `serve` and `Server`.
 
     Args:
-        host, port: where to listen; port 0 takes a free one. Other machines reach it only if `host` says so.
-        max_sessions: environments at once; who comes later hears CAPACITY_REACHED.
+        host, port: where to listen; port 0 takes a free one. Other machines reach it only if `host` is an address of the network.
+        max_sessions: environments at once; later clients get CAPACITY_REACHED.
         backend: "auto" ("pipe", or "aio" for environments with coroutines), "pipe" (worker processes with a thread
             for each session), "thread", "aio" (the server's own event loop), or "serial" (in the server itself:
             fastest, and no protection from the environment).
@@ -28,7 +28,7 @@ class ServerConfig:
         step_timeout_s: a step (or reset) past it fails; its worker process is ended, and the sessions that share it get an error.
         max_message_bytes: larger messages end the session.
         token: what clients must send as `Authorization: Bearer …`; None lets everyone in.
-        ping_s: WebSocket keep-alive; a client that does not answer for as long again is gone.
+        ping_s: WebSocket keep-alive; a client that does not answer for as long again is disconnected.
         allow_hosts: more names that clients may use for this server; loopback names and the address it is bound to
             are always allowed, "*" allows all.
         allow_origins: web origins ("https://lab.example") whose pages may use it; "*" allows all.

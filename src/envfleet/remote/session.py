@@ -23,14 +23,10 @@ _log = logging.getLogger("envfleet.remote")
 
 
 class Over(Exception):
-    """The session is to be closed; `frame` says why, if there is something to say."""
+    """The session is to be closed; `frame` is the last message, if there is one."""
 
     def __init__(self, frame: Frame | None = None) -> None:
         self.frame = frame
-
-
-class Unsendable(Exception):
-    """The environment gave what no frame can hold."""
 
 
 def error_frame(code: str, message: str, *, number: int | None = None, **details: Any) -> Frame:
@@ -51,7 +47,7 @@ class Session:
         self._number: int | None = None  # of the request that is being answered
         self._episode_id: str | None = None
         self._steps = 0
-        self._running = False
+        self.in_episode = False  # an episode was begun and is not over
         self._fresh = True  # the first reset of a session builds its environment
         self._bad = 0
         self.dropped = 0  # requests that came twice
@@ -61,15 +57,10 @@ class Session:
             "state": self._state,
         }
 
-    @property
-    def in_episode(self) -> bool:
-        """Whether an episode was begun and is not over."""
-        return self._running
-
     async def answer(self, frame: Frame) -> Frame | None:
         """The reply to one message; None to a request that came a second time."""
         try:
-            message = exact_protocol.decode(frame) if self._protocol else Message(*wire.decode(frame))
+            message = (exact_protocol if self._protocol else wire).decode(frame)
             if not self._is_next(message):
                 return None
         except BadFrame as error:
@@ -87,11 +78,9 @@ class Session:
         except FaultError as error:
             # The environment raised, overran its deadline or lost its process: the slot is there, the episode not.
             return self._episode_lost(error.fault.kind, error.fault.cause)
-        except Unsendable as error:
-            return self._episode_lost("unsendable", str(error))
         except FleetError as error:
             raise Over(self._error("SESSION_ERROR", f"the server failed: {error}")) from error
-        except Exception as error:  # whatever one message brings about, it is this session's alone
+        except Exception as error:  # a message must not fail more than its own session
             _log.warning("a %s request failed with %s", message.kind, type(error).__name__)
             return self._episode_lost("failed", f"the request failed with {type(error).__name__}")
         self._bad = 0
@@ -116,7 +105,7 @@ class Session:
         return error_frame(code, message, number=self._number, **details)
 
     def _episode_lost(self, kind: str, why: str) -> Frame:
-        self._running, self._fresh = False, True
+        self.in_episode, self._fresh = False, True
         return self._error("EXECUTION_ERROR", why, kind=kind, reset_needed=True)
 
     def _reject(self, code: str, message: str, unread: bool = False, **details: Any) -> Frame:
@@ -129,50 +118,50 @@ class Session:
         return error_frame(code, message, number=number, **details)
 
     async def _state(self, data: Any) -> Frame:
-        state = {"episode_id": self._episode_id, "step_count": self._steps}
-        return exact_protocol.encode("state", self._number, state) if self._protocol else wire.encode("state", state)
+        return self._encode("state", {"episode_id": self._episode_id, "step_count": self._steps})
 
     async def _reset(self, data: Any) -> Frame:
         seed, episode_id, options = reset_arguments(data)
-        self._running = False
+        self.in_episode = False
         row = await self._host.reset(self._slot, seed, options, fresh=self._fresh)
-        self._running, self._fresh = True, False
+        self.in_episode, self._fresh = True, False
         self._episode_id, self._steps = episode_id, 0
         return self._observation(row, None)
 
     async def _step(self, data: Any) -> Frame:
-        if not self._running:
+        if not self.in_episode:
             what = "reset before the first step" if self._fresh else "the episode is over: reset before the next step"
             return self._reject("EXECUTION_ERROR", what)
         row = await self._host.step(self._slot, self._dialect.action(data))
         self._steps += 1
         if row.terminated or row.truncated:
-            self._running = False
+            self.in_episode = False
         return self._observation(row, row.reward)
 
     def _observation(self, row: Row, reward: float | None) -> Frame:
         try:
             if self._protocol is None:
-                return wire.encode("observation", result_data(self._dialect, row, reward))
-            return self._exact_observation(row, reward)
+                return self._encode("observation", result_data(self._dialect, row, reward))
+            convert = to_binary if self._protocol == exact_protocol.BINARY else to_lists
+            data = {
+                "observation": self._dialect.observation(row.obs, row.info, convert),
+                "reward": reward,
+                "terminated": row.terminated,
+                "truncated": row.truncated,
+                "info": row.info,
+            }
+            try:
+                return self._encode("observation", data)
+            except NoWireForm:
+                return self._encode("observation", {**data, "info": exact_protocol.sendable(row.info)})
         except (NoWireForm, ValueError, RecursionError, OverflowError) as error:
             why = f"the environment's result cannot be sent: {type(error).__name__}: {str(error)[:200]}"
-            raise Unsendable(why) from None
+            return self._episode_lost("unsendable", why)
 
-    def _exact_observation(self, row: Row, reward: float | None) -> Frame:
-        binary = self._protocol == exact_protocol.BINARY
-        data = {
-            "observation": self._dialect.observation(row.obs, row.info, to_binary if binary else to_lists),
-            "reward": reward,
-            "terminated": row.terminated,
-            "truncated": row.truncated,
-            "info": row.info,
-        }
-        try:
-            return exact_protocol.encode("observation", self._number, data, binary=binary)
-        except NoWireForm:
-            data["info"] = exact_protocol.sendable(row.info)
-            return exact_protocol.encode("observation", self._number, data, binary=binary)
+    def _encode(self, kind: str, data: Any) -> Frame:
+        if self._protocol is None:
+            return wire.encode(kind, data)
+        return exact_protocol.encode(kind, self._number, data, binary=self._protocol == exact_protocol.BINARY)
 
 
 def reset_arguments(data: Any) -> tuple[int | None, str | None, dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -32,14 +31,15 @@ class SessionEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment inside, after opening or emptying the slot if the options say so."""
-        what, rest = _split(options)
-        if what is not None:
+        own = dict(options or {})
+        opening = own.pop(OPENING, None)
+        if opening is not None:
             self.close()
-        if what == "empty":
+        if opening == "empty":
             return self._nothing, {}
         if self._env is None:
             self._env = self._factory()
-        return self._env.reset(seed=seed, options=rest)  # type: ignore[no-any-return]
+        return self._env.reset(seed=seed, options=own or None)  # type: ignore[no-any-return]
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment inside."""
@@ -66,26 +66,6 @@ class AsyncSessionEnv(SessionEnv):
         """Step the environment inside."""
         result = super().step(action)
         return await result if inspect.isawaitable(result) else result
-
-
-@dataclass(frozen=True)
-class SessionEnvFactory:
-    """Builds slots; travels to the workers with the environment's own factory inside."""
-
-    factory: Callable[[], Any]
-    dialect: Dialect
-    is_async: bool = False
-
-    def __call__(self) -> SessionEnv:
-        """Build one slot."""
-        return (AsyncSessionEnv if self.is_async else SessionEnv)(self.factory, self.dialect)
-
-
-def _split(options: dict[str, Any] | None) -> tuple[str | None, dict[str, Any] | None]:
-    if not options or OPENING not in options:
-        return None, options
-    rest = {key: value for key, value in options.items() if key != OPENING}
-    return options[OPENING], rest or None
 
 
 def _blank(space: gymnasium.Space[Any]) -> Any:

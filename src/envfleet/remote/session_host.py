@@ -12,6 +12,7 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, FaultError, SlotBusy
-from envfleet.remote.session_env import OPENING, SessionEnvFactory
+from envfleet.remote.server_config import ServerConfig
+from envfleet.remote.session_env import OPENING, AsyncSessionEnv, SessionEnv
 from envfleet.remote.space_codec import Dialect
 from envfleet.remote.space_members import BadAction
 from envfleet.slots.slab import Slots
@@ -30,7 +32,7 @@ from envfleet.util.trees import as_columns, tree_rows
 
 _LOOK_S = 0.05  # how often deadlines are looked at while something is out
 _KEPT_FAULTS = 1000  # a server runs for months
-_GATHER_S = 0.0005  # a receive costs about this much for one row or for sixty: under load, wait for company
+_GATHER_S = 0.0005  # a receive costs about this much for one row or for sixty: under load, wait for more
 
 
 @dataclass(slots=True)
@@ -44,26 +46,23 @@ class Row:
     info: dict[str, Any]
 
 
-def choose_backend(backend: str, workers: int | None, slots: int, is_async: bool) -> tuple[Backend, str]:
-    """The backend for the slots: its object, and its name for people.
+def _choose_backend(config: ServerConfig, is_async: bool) -> tuple[Backend, str]:
+    """The backend for the slots: its object, and its name.
 
     "auto" is the event loop for environments with coroutines, else worker processes: one for each processor (two at
     least), with a thread for every session. With as many workers as sessions each has a process of its own. `shm` is
-    not among them: its workers ring a doorbell in memory, which an event loop cannot hear.
+    not among them: its workers signal through memory, which an event loop cannot wait for.
     """
     from envfleet.backends.pipe import PipeBackend
     from envfleet.backends.serial import SerialBackend
     from envfleet.backends.thread import ThreadBackend
     from envfleet.remote.loop_backend import LoopBackend
 
+    backend, workers, slots = config.backend, config.num_workers, config.max_sessions
     if backend == "auto":
         backend = "aio" if is_async else "pipe" if hasattr(os, "fork") else "thread"
     if is_async != (backend == "aio"):
-        raise BadArgument(
-            "environments with coroutines are served with backend 'aio', and only they"
-            if is_async
-            else "backend 'aio' is for environments with coroutines; use 'pipe' or 'thread'"
-        )
+        raise BadArgument("backend 'aio' is for environments with coroutines, which need it; others: 'pipe' or 'thread'")
     if backend == "pipe":
         processes = min(workers or max(2, usable_cpus()), slots)
         return PipeBackend(processes, threads=processes < slots), backend
@@ -77,40 +76,12 @@ def choose_backend(backend: str, workers: int | None, slots: int, is_async: bool
 
 
 class FleetHost:
-    """Slots for sessions. All methods belong to the event loop's thread.
+    """A slot for each session that the server may have. All methods belong to the event loop's thread."""
 
-    Example:
-        >>> import asyncio, gymnasium
-        >>> async def episode():
-        ...     env = gymnasium.make("CartPole-v1")
-        ...     host = FleetHost(lambda: gymnasium.make("CartPole-v1"), Dialect.of(env), slots=2, backend="serial")
-        ...     await host.start()
-        ...     slot = host.take()
-        ...     row = await host.reset(slot, seed=1, options={}, fresh=True)
-        ...     row = await host.step(slot, 1)
-        ...     await host.release(slot)
-        ...     host.close()
-        ...     return row.reward
-        >>> asyncio.run(episode())
-        1.0
-    """
-
-    def __init__(
-        self,
-        factory: Callable[[], Any],
-        dialect: Dialect,
-        *,
-        slots: int,
-        backend: str = "auto",
-        num_workers: int | None = None,
-        is_async: bool = False,
-        init_timeout_s: float = 120.0,
-        step_timeout_s: float = 60.0,
-    ) -> None:
-        self.dialect, self.slots = dialect, slots
-        self._factory = SessionEnvFactory(factory, dialect, is_async)
-        self._backend, self.backend_name = choose_backend(backend, num_workers, slots, is_async)
-        self._timeouts = (init_timeout_s, step_timeout_s)
+    def __init__(self, factory: Callable[[], Any], dialect: Dialect, is_async: bool, config: ServerConfig) -> None:
+        self.dialect, self.config = dialect, config
+        self._factory = partial(AsyncSessionEnv if is_async else SessionEnv, factory, dialect)
+        self._backend, self.backend_name = _choose_backend(config, is_async)
         self._fleet: Fleet | None = None
         self._free: list[int] = []
         self.lost = 0
@@ -125,28 +96,33 @@ class FleetHost:
     async def start(self) -> None:
         """Start the workers (their slots are empty, so this builds no environment)."""
         self._loop = asyncio.get_running_loop()
-        init_timeout_s, step_timeout_s = self._timeouts
+        config, slots = self.config, self.config.max_sessions
         self._backend.on_done = self._ring
         # In this thread: a fleet belongs to the thread that made it, and nothing is served yet.
         self._fleet = make(
             self._factory,
-            self.slots,
+            slots,
             backend=self._backend,
             on_end="wait",
-            init_timeout_s=init_timeout_s,
-            reset_timeout_s=init_timeout_s + step_timeout_s,  # opening a slot builds its environment
-            step_timeout_s=step_timeout_s,
+            init_timeout_s=config.init_timeout_s,
+            reset_timeout_s=config.init_timeout_s + config.step_timeout_s,  # opening a slot builds its environment
+            step_timeout_s=config.step_timeout_s,
         )
         self._rung = False
         workers = self._backend.worker_of
         # Neighbours share a worker only when there are more sessions than workers.
-        self._free = sorted(range(self.slots), key=lambda s: (int(np.sum(workers[:s] == workers[s])), s), reverse=True)
+        self._free = sorted(range(slots), key=lambda s: (int(np.sum(workers[:s] == workers[s])), s), reverse=True)
         self._watch()
 
     @property
     def free(self) -> int:
         """How many slots are free."""
         return len(self._free)
+
+    @property
+    def active(self) -> int:
+        """How many slots are taken, the ones that are still finishing a step included."""
+        return self.config.max_sessions - self.free - self.lost
 
     def take(self) -> int | None:
         """A free slot, or None."""
@@ -265,19 +241,15 @@ class FleetHost:
             self._loop.call_soon_threadsafe(self._collect_soon)
 
     def _heard(self) -> None:
-        # Called by the loop for every worker socket that has something: collect once, when all have been heard.
-        # No waiting for company here: sockets that are not read keep the loop awake.
+        # Called by the loop for every worker socket that has something: collect once for all of them.
+        # No waiting for more here: sockets that are not read keep the loop awake.
         if not self._rung:
             self._rung = True
             self._loop.call_soon(self._answer_ring)
 
     def _collect_soon(self) -> None:
         """Collect at once, or a moment later when threads ring all the time."""
-        wait_s = self._collected_at + _GATHER_S - self._loop.time()
-        if wait_s > 0:
-            self._loop.call_later(wait_s, self._answer_ring)
-        else:
-            self._loop.call_soon(self._answer_ring)
+        self._loop.call_at(max(self._loop.time(), self._collected_at + _GATHER_S), self._answer_ring)
 
     def _answer_ring(self) -> None:
         self._rung = False
@@ -297,36 +269,31 @@ class FleetHost:
         self._readers = now
 
     def _collect(self) -> None:
-        """Receive what has finished and wake those who wait for it."""
+        """Receive what has finished and set the futures that wait for it."""
         fleet = self._fleet
         if fleet is None:
             return
-        ready = fleet.ready()
+        self._receive(fleet, fleet.ready())
+        self._watch()
+
+    def _receive(self, fleet: Fleet, ready: Slots) -> None:
         while len(ready):
             try:
                 self._deliver(ready, fleet.recv(ready))
-                break
+                return
             except FaultError as error:
                 ready = self._drop_failed(fleet, ready, error)
             except Exception as error:
-                if len(ready) > 1:
-                    for slot in ready:
-                        self._receive_alone(fleet, slot)
-                else:
+                if len(ready) == 1:
                     self._fail(int(ready[0]), error)
-                break
-        self._watch()
-
-    def _receive_alone(self, fleet: Fleet, slot: int) -> None:
-        """One slot of a receive that failed as a whole: the failure is of whom it is."""
-        try:
-            one = np.array([slot], np.int64)
-            self._deliver(one, fleet.recv(one))
-        except Exception as error:
-            self._fail(int(slot), error)
+                else:  # each alone, so that only the slot that caused it fails
+                    for slot in ready.tolist():
+                        if slot in self._waiting:
+                            self._receive(fleet, np.array([slot], np.int64))
+                return
 
     def _drop_failed(self, fleet: Fleet, ready: Slots, error: FaultError) -> Slots:
-        """Tell those whose slots failed; the receive took all of them and left the others, which are returned."""
+        """Fail the requests of slots that failed; the receive took all of them and left the others, which are returned."""
         left = fleet.ready()
         for slot in np.setdiff1d(ready, left).tolist():
             fault = next(fault for fault in reversed(fleet.faults) if fault.slot == slot)

@@ -1,6 +1,6 @@
 """Which server has room: a table that learns every server's session limit, and a fair queue in front of it.
 
-A server tells its limit only by refusing. The table therefore lets a few tries through, remembers how many
+A server shows its limit only by refusing. The table therefore lets a few tries through, remembers how many
 sessions a refusal found open, lets one try past that now and then (a limit can rise, other users can leave),
 and serves those who wait first come, first served. It holds no sockets and no clock of its own.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -23,28 +23,22 @@ _LOOK_AGAIN_S = 1.0
 
 
 @dataclass
-class _Place:
+class Place:
+    """What the table knows about a server: our sessions and tries there, and the limit as learned."""
+
     active: int = 0
     trying: int = 0
     limit: int | None = None
-    announced: int | None = None
     retry_at: float = 0.0
     retries: int = 0  # refusals since the last sign of room
     down_until: float = 0.0
     failures: int = 0  # tries without an answer, since the last answer
     outage_logged: bool = False
-    refusals: int = 0
 
-
-@dataclass(frozen=True)
-class PlaceView:
-    """What the table knows about a server: our sessions there, the learned and the announced limit."""
-
-    active: int
-    limit: int | None
-    announced: int | None
-    refusals: int
-    down: bool
+    @property
+    def load(self) -> float:
+        """How full it is, as far as is known."""
+        return (self.active + self.trying) / max(1, self.limit or FIRST_TRIES)
 
 
 @dataclass(eq=False)
@@ -52,7 +46,7 @@ class Ticket:
     """A place in the queue; `wake` is called (from any thread) when looking again may help."""
 
     urls: tuple[str, ...]
-    wake: Callable[[], None]
+    wake: Callable[[], Any]
     trying: str | None = None
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -65,29 +59,29 @@ class CapacityTable:
         >>> ticket = table.enter(["http://a"], wake=lambda: None)
         >>> table.choose(ticket)
         'http://a'
-        >>> table.refused(ticket, active=4, maximum=4)
-        >>> table.view()["http://a"].announced
-        4
+        >>> table.refused(ticket)
+        >>> table.view()["http://a"].limit
+        0
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         self._queue: list[Ticket] = []
-        self._lore: dict[str, dict[str, Any]] = {}
+        self._learnt: dict[str, dict[str, Any]] = {}
 
-    def lore(self, url: str) -> dict[str, Any]:
+    def learnt(self, url: str) -> dict[str, Any]:
         """What else was learnt about a server; all its clients share it."""
         with self._lock:
-            return self._lore.setdefault(url, {})
+            return self._learnt.setdefault(url, {})
 
-    def enter(self, urls: Sequence[str], wake: Callable[[], None]) -> Ticket:
+    def enter(self, urls: Sequence[str], wake: Callable[[], Any]) -> Ticket:
         """Queue for a session at any of these servers."""
         ticket = Ticket(tuple(urls), wake)
         with self._lock:
             for url in urls:
-                self._places.setdefault(url, _Place())
+                self._places.setdefault(url, Place())
             self._queue.append(ticket)
         return ticket
 
@@ -95,21 +89,13 @@ class CapacityTable:
         """The server to try now, or how long to wait before asking again (a wake may come earlier)."""
         with self._lock:
             now = self._clock()
-            wait_s = _LOOK_AGAIN_S
-            best: tuple[float, int, str] | None = None
-            for order, url in enumerate(ticket.urls):
-                room, again_s = self._room(url, ticket, now)
-                wait_s = min(wait_s, again_s)
-                if room:
-                    place = self._places[url]
-                    load = (place.active + place.trying) / max(1, place.limit or FIRST_TRIES)
-                    if best is None or (load, order) < best[:2]:
-                        best = (load, order, url)
-            if best is None:
-                return max(wait_s, 0.001)
-            ticket.trying = best[2]
-            self._places[best[2]].trying += 1
-            return best[2]
+            found = {url: self._room(url, ticket, now) for url in ticket.urls}
+            roomy = [url for url, (has_room, _) in found.items() if has_room]
+            if not roomy:
+                return max(0.001, min(again_s for _, again_s in found.values()))
+            ticket.trying = min(roomy, key=lambda url: self._places[url].load)
+            self._places[ticket.trying].trying += 1
+            return ticket.trying
 
     def opened(self, ticket: Ticket) -> None:
         """The try succeeded; the ticket leaves the queue."""
@@ -122,12 +108,10 @@ class CapacityTable:
             self._queue.remove(ticket)
             self._wake_next(url)
 
-    def refused(self, ticket: Ticket, active: int | None = None, maximum: int | None = None) -> None:
+    def refused(self, ticket: Ticket) -> None:
         """The server said it is full."""
         with self._lock:
             _, place = self._end_try(ticket)
-            place.refusals += 1
-            place.announced = maximum if maximum is not None else place.announced
             # Ours only: others may hold the rest, and a limit is per process behind the address.
             place.limit = place.active
             place.retries += 1
@@ -183,14 +167,10 @@ class CapacityTable:
                 place.outage_logged = True
             return is_new
 
-    def view(self) -> dict[str, PlaceView]:
-        """The table, for people and statistics."""
+    def view(self) -> dict[str, Place]:
+        """The table as it is now."""
         with self._lock:
-            now = self._clock()
-            return {
-                url: PlaceView(place.active, place.limit, place.announced, place.refusals, place.down_until > now)
-                for url, place in self._places.items()
-            }
+            return {url: replace(place) for url, place in self._places.items()}
 
     @property
     def waiting(self) -> int:
@@ -214,7 +194,7 @@ class CapacityTable:
             return False, _LOOK_AGAIN_S
         return now >= place.retry_at, max(place.retry_at - now, 0.0)
 
-    def _end_try(self, ticket: Ticket) -> tuple[str, _Place]:
+    def _end_try(self, ticket: Ticket) -> tuple[str, Place]:
         url = ticket.trying
         assert url is not None, "a ticket reports on a try it was not given"
         ticket.trying = None

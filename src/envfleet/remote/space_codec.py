@@ -22,22 +22,12 @@ from envfleet.errors import BadArgument
 from envfleet.remote.space_members import BadAction, Flag, from_json, show
 from envfleet.util.jsonable import to_jsonable
 
-__all__ = ["SPACE_KEY", "BadAction", "Dialect", "from_json", "jsonable", "schema", "space_from_json", "space_to_json",
-           "to_binary", "to_json", "to_lists"]  # fmt: skip
-
 SPACE_KEY = "x-gymnasium"  # the exact space, beside the JSON schema every OpenEnv client understands
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one environment speaks on the wire.
-
-    Example:
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> dialect = Dialect(Box(0, 1, (2,)), Discrete(3))
-        >>> dialect.action({"action": 2}), dialect.observation(np.array([0.0, 1.0], "f4"), {})
-        (2, {'obs': [0.0, 1.0]})
-    """
+    """How one environment speaks on the wire."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
@@ -87,7 +77,7 @@ class Dialect:
         return fields
 
     def metadata(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """What of info is not a field of the observation and can be said in JSON."""
+        """What of info is not a field of the observation and has a JSON form."""
         rest = {str(key): jsonable(value) for key, value in info.items() if key not in self.info_fields}
         return {key: value for key, value in rest.items() if value is not None}
 
@@ -212,12 +202,7 @@ def _bounds(bound: np.ndarray[Any, Any]) -> Any:
 
 
 def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
-    """The inverse of `space_to_json`.
-
-    Example:
-        >>> space_from_json(space_to_json(spaces.Discrete(4))) == spaces.Discrete(4)
-        True
-    """
+    """The inverse of `space_to_json`."""
     kind = data["space"]
     if kind == "Dict":
         return spaces.Dict({key: space_from_json(inner) for key, inner in data["spaces"].items()})

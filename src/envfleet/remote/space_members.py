@@ -1,4 +1,4 @@
-"""Members of a Gymnasium space from what came over the wire: of the right type, or refused. Nothing is made up.
+"""Members of a Gymnasium space from what came over the wire: of the right type, or refused.
 
 Actions are read so on a server, observations in a client. A number is not a string, a truth value not a number, 3.7 not
 an integer (2.0 is: JavaScript knows no other), a missing field not a zero.
@@ -48,14 +48,6 @@ def from_json(space: spaces.Space[Any], value: Any, where: str, *, observed: boo
 
     `observed`: what an environment gave is taken as it is also where it leaves its space's bounds, as a local fleet
     takes it. `nulls`: null stands for NaN, which is how official servers write it.
-
-    Example:
-        >>> from_json(spaces.Discrete(4), 3, "action")
-        3
-        >>> from_json(spaces.Discrete(4), 3.7, "action")
-        Traceback (most recent call last):
-        ...
-        envfleet.remote.space_members.BadAction: action must be an integer, got 3.7
     """
     if type(value) is str and type(space) is spaces.Text:
         return value  # alphabets are a sampling aid; a message outside ASCII is still a message

@@ -9,28 +9,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, ProtocolBroken
+from envfleet.remote.result import StepResult
 from envfleet.remote.space_codec import SPACE_KEY, jsonable, space_from_json, to_binary
 from envfleet.remote.space_members import BadAction, Flag, MaybeText, from_json
 from envfleet.util.trees import space_tree, tree_leaves
 
 CHARSET = "".join(sorted(string.printable))
-_MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is not believed
-# What a schema that is none brings about, one that refers to itself or asks for petabytes included.
+_MAX_NUMBERS = 2**31  # of one array: a schema that asks for more is refused
+# What a malformed schema raises, one that refers to itself or asks for petabytes included.
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError,
                StopIteration, AssertionError)  # fmt: skip
 _UNSIZED = (spaces.Text, spaces.Sequence)
 _INHERITED = ("metadata", "reward", "done")  # fields every official observation has, whatever the environment
+
+# The options of a view over a session, with the defaults of a fleet's; all others are the client's.
+VIEW_OPTIONS: dict[str, Any] = {"observation_mode": "auto", "action_mode": "auto", "actions": None, "text_length": 4096,
+                                "max_steps": None, "null_reward": 0.0}  # fmt: skip
+OBSERVATION_MODES = ("auto", "text", "raw_text", "json", "vector")
+ACTION_MODES = ("auto", "text", "discrete", "json")
 
 
 @dataclass(frozen=True)
 class ObservationView:
     """A space, and how an observation's fields (and their text) become a member of it; raises BadArgument.
 
-    The third argument of `value` tells that the fields are exact (from a server of ours): null then is no NaN.
+    The third argument of `value` means that the fields are exact (from a server of ours): null then is no NaN.
     """
 
     space: spaces.Space[Any]
@@ -47,12 +55,7 @@ class ActionView:
 
 
 def text_of(observation: Any) -> str:
-    """The text of an observation: its `text` field, else its only string field, else all of it as JSON.
-
-    Example:
-        >>> text_of({"echoed": "hi", "n": 1}), text_of({"n": 1})
-        ('hi', '{"n":1}')
-    """
+    """The text of an observation: its `text` field, else its only string field, else all of it as JSON."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping):
@@ -65,7 +68,17 @@ def text_of(observation: Any) -> str:
 
 
 def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> ObservationView:
-    """The view for an observation mode; raises BadArgument when the schema does not give the space."""
+    """The view for an observation mode; raises BadArgument when the schema does not give the space.
+
+    "auto" is the schema's space, or text when it describes none.
+    """
+    if mode not in OBSERVATION_MODES:
+        raise BadArgument(f"observation_mode is one of {OBSERVATION_MODES}, not {mode!r}")
+    if mode == "auto":
+        try:
+            return observation_view("json", schema, length)
+        except BadArgument:  # the schema describes no space
+            return observation_view("raw_text", schema, length)
     if mode == "text":
 
         def to_bytes(_: Any, text: str, is_exact: bool) -> Any:
@@ -79,8 +92,15 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
         # Its alphabet and length are for sampling only: text outside of it is given as it is.
         text_space = spaces.Text(length, min_length=0, charset=CHARSET)
         return ObservationView(text_space, lambda _, text, is_exact: text, needs_text=True)
-    space, names = _schema_space(schema, "observation")
-    read = _reader(space, names)
+    space, field_name = _schema_space(schema, "observation")
+    where = field_name or "observation"
+
+    def read(fields: Any, is_exact: bool) -> Any:
+        if field_name is not None and (not isinstance(fields, Mapping) or field_name not in fields):
+            raise BadAction(f"the observation has no field {field_name!r}")
+        value = fields if field_name is None else fields[field_name]
+        return from_json(space, value, where, observed=True, nulls=not is_exact)
+
     if mode == "json" or isinstance(space, spaces.Box):
         return ObservationView(space, lambda fields, _, is_exact: read(fields, is_exact))
     try:
@@ -88,10 +108,9 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
     except (NotImplementedError, KeyError):
         flat = None
     if not isinstance(flat, spaces.Box) or any(isinstance(leaf, _UNSIZED) for _, leaf in tree_leaves(space_tree(space))):
-        raise BadArgument(
-            f"the server's observation ({_names(space)}) is not numbers of a fixed size, so it is no vector: "
-            'use observation_mode="text" or "json"'
-        )
+        shown = ", ".join(space.spaces) if isinstance(space, spaces.Dict) else str(space)
+        hint = 'use observation_mode="text" or "json"'
+        raise BadArgument(f"the server's observation ({shown}) is not numbers of a fixed size, so it is no vector: {hint}")
     box = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), flat.shape, np.float32)
 
     def to_vector(fields: Any, _: str, is_exact: bool) -> Any:
@@ -101,7 +120,20 @@ def observation_view(mode: str, schema: Mapping[str, Any], length: int) -> Obser
 
 
 def action_view(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int) -> ActionView:
-    """The view for an action mode; BadArgument when neither the schema nor `actions` gives the space."""
+    """The view for an action mode; BadArgument when neither the schema nor `actions` gives the space.
+
+    "auto" is `actions` if there are any, else the exact space, else the schema's choices, else text, else its space.
+    """
+    if mode not in ACTION_MODES:
+        raise BadArgument(f"action_mode is one of {ACTION_MODES}, not {mode!r}")
+    if mode == "auto":
+        is_exact = isinstance(schema.get("action"), Mapping) and SPACE_KEY in schema["action"]
+        for candidate in () if is_exact and actions is None else ("discrete", "text"):
+            try:
+                return action_view(candidate, schema, actions, length)
+            except BadArgument:
+                if actions is not None:
+                    raise
     if mode == "text":
         name = only_field(schema)
         return ActionView(spaces.Text(length, min_length=0, charset=CHARSET), lambda text: {name: str(text)})
@@ -111,36 +143,44 @@ def action_view(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | N
             raise BadArgument("action_mode='discrete' needs at least one action")
         fields = [dict(choice) if isinstance(choice, Mapping) else {only_field(schema): choice} for choice in choices]
         return ActionView(spaces.Discrete(len(fields)), lambda index: dict(fields[int(index)]))
-    space, names = _schema_space(schema, "action")
-    if names is None:
+    space, only = _schema_space(schema, "action")
+    if only is None:
         return ActionView(space, lambda value: dict(to_binary(space, value)))
-    only = names[0]
     return ActionView(space, lambda value: {only: to_binary(space, value)})
 
 
-def auto_observation(mode: str, schema: Mapping[str, Any], length: int) -> ObservationView:
-    """`observation_view` with one more mode, "auto": the schema's space, or text when it describes none."""
-    if mode != "auto":
-        return observation_view(mode, schema, length)
-    try:
-        return observation_view("json", schema, length)
-    except BadArgument:  # the schema describes no space
-        return observation_view("raw_text", schema, length)
+class SessionView(gymnasium.Env[Any, Any]):
+    """What the two environments over a session share: spaces after the schema, answers read by them, a limit of steps."""
 
+    client: Any
 
-def auto_action(mode: str, schema: Mapping[str, Any], actions: Sequence[Any] | None, length: int) -> ActionView:
-    """`action_view` with one more mode, "auto": the exact space, else choices, else text, else the schema's."""
-    if mode != "auto":
-        return action_view(mode, schema, actions, length)
-    exact = isinstance(schema.get("action"), Mapping) and SPACE_KEY in schema["action"]
-    failure: BadArgument | None = None
-    for candidate in ("json",) if exact else ("discrete", "text", "json"):
+    def _set_views(self, schema: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Take the spaces from the schema; `options` has every key of `VIEW_OPTIONS`."""
+        self._max_steps, self._null_reward = options["max_steps"], options["null_reward"]
+        length = options["text_length"]
+        if length < 1 or (self._max_steps is not None and self._max_steps < 1):
+            raise BadArgument("text_length and max_steps must be at least 1")
+        self._observe = observation_view(options["observation_mode"], schema, length)
+        self._act = action_view(options["action_mode"], schema, options["actions"], length)
+        self.observation_space, self.action_space = self._observe.space, self._act.space
+        self._steps = 0
+
+    def _read(self, result: StepResult, with_text: bool) -> tuple[Any, str]:
+        """Observation and text of an answer; one that does not fit the space is ProtocolBroken."""
         try:
-            return action_view(candidate, schema, actions, length)
-        except BadArgument as error:
-            failure = error
-    assert failure is not None
-    raise failure
+            text = text_of(result.observation) if with_text else ""
+            return self._observe.value(result.observation, text, result.ends is not None), text
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            why = f"an observation that does not fit the schema: {str(error)[:300]}"
+            refuse = getattr(self.client, "refuse", None)
+            raise (refuse(why) if refuse else ProtocolBroken("the environment", why, self._steps)) from None
+
+    def _count_step(self, result: StepResult) -> tuple[float, bool]:
+        """The reward of a step, and whether `max_steps` ends the episode here."""
+        self._steps += 1
+        is_cut = not result.done and self._max_steps is not None and self._steps >= self._max_steps
+        # The protocol lets a reward be absent; Gymnasium does not.
+        return self._null_reward if result.reward is None else float(result.reward), is_cut
 
 
 def action_fields(schema: Any) -> dict[str, Any]:
@@ -151,12 +191,7 @@ def action_fields(schema: Any) -> dict[str, Any]:
 
 
 def only_field(schema: Any) -> str:
-    """The field a bare value means: the action's only one, or its only required one; else BadArgument.
-
-    Example:
-        >>> only_field({"action": {"properties": {"message": {"type": "string"}, "metadata": {}}}})
-        'message'
-    """
+    """The field a bare value means: the action's only one, or its only required one; else BadArgument."""
     names = list(action_fields(schema))
     required = [name for name in names if name in schema["action"].get("required", ())]
     if len(names) != 1 and len(required) != 1:
@@ -181,7 +216,7 @@ def _choices(schema: Mapping[str, Any]) -> list[Any]:
     raise BadArgument(f"the server's schema lists no choices for {name!r} (no enum, no integer bounds): pass actions=[…]")
 
 
-def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[Any], tuple[str] | None]:
+def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[Any], str | None]:
     """The space of the part, and the name of the field that holds it when it is not a Dict of fields."""
     described = schema.get(part)
     if not isinstance(described, Mapping) or not isinstance(described.get("properties"), Mapping):
@@ -190,7 +225,7 @@ def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[An
     try:
         if SPACE_KEY in described:
             space = space_from_json(described[SPACE_KEY])
-            return space, None if isinstance(space, spaces.Dict) else (next(iter(properties)),)
+            return space, None if isinstance(space, spaces.Dict) else next(iter(properties))
         if not properties:
             raise BadArgument(f"/schema gives the server's {part} no fields: use the text modes, or pass schema=")
         fields = {key: _space(value, described, f"{part}.{key}") for key, value in properties.items()}
@@ -223,8 +258,8 @@ def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spa
         return Flag()
     if kind == "integer" and low is not None and high is not None:
         return spaces.Discrete(int(high - low) + 1, start=int(low))
+    bounds = np.iinfo(np.int64)
     if kind == "integer":
-        bounds = np.iinfo(np.int64)
         least, most = bounds.min if low is None else int(low), bounds.max if high is None else int(high)
         return spaces.Box(least, most, (), np.int64)
     if kind == "number":
@@ -236,15 +271,12 @@ def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spa
         inner = field["properties"].items()
         return spaces.Dict({key: _space(value, root, f"{where}.{key}") for key, value in inner})
     shape, item = _array_shape(field, root)
-    if shape and item in ("number", "integer"):
-        dtype = np.float64 if item == "number" else np.int64
-        if dtype is np.float64:
-            return spaces.Box(-np.inf, np.inf, shape, dtype)
-        return spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, shape, np.int64)
-    raise BadArgument(
-        f"{where} ({kind or 'any type'}) has no fixed size in the server's schema, so it has no space: "
-        'use the "text" mode, or pass schema= with minItems and maxItems'
-    )
+    if shape and item == "number":
+        return spaces.Box(-np.inf, np.inf, shape, np.float64)
+    if shape and item == "integer":
+        return spaces.Box(bounds.min, bounds.max, shape, np.int64)
+    hint = 'use the "text" mode, or pass schema= with minItems and maxItems'
+    raise BadArgument(f"{where} ({kind or 'any type'}) has no fixed size in the server's schema, so it has no space: {hint}")
 
 
 def _array_shape(field: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[tuple[int, ...], str | None]:
@@ -255,20 +287,3 @@ def _array_shape(field: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[tup
             return (), None
         field = _resolve(field.get("items", {}), root)
     return tuple(shape), field.get("type")
-
-
-def _reader(space: spaces.Space[Any], names: tuple[str] | None) -> Callable[[Any, bool], Any]:
-    def read(fields: Any, is_exact: bool) -> Any:
-        value, where = fields, "observation"
-        if names is not None:
-            where = names[0]
-            if not isinstance(fields, Mapping) or where not in fields:
-                raise BadAction(f"the observation has no field {where!r}")
-            value = fields[where]
-        return from_json(space, value, where, observed=True, nulls=not is_exact)
-
-    return read
-
-
-def _names(space: spaces.Space[Any]) -> str:
-    return ", ".join(space.spaces) if isinstance(space, spaces.Dict) else str(space)

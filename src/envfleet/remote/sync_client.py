@@ -25,7 +25,7 @@ _io = LoopThread("envfleet-io")
 class Call:
     """A coroutine on the loop, and a thread that waits for it.
 
-    `is_over` is set when what it gave has reached the caller. A call that is not over and that nobody waits for was
+    `is_over` is set when what it gave has reached the caller. A call that is not over and that no thread waits for was
     interrupted (by Ctrl-C, by a signal handler that raises) and may still be running.
     """
 

@@ -1,6 +1,6 @@
 """uvicorn's two protocols, with what a public server needs: a deadline for requests, a short way for frames.
 
-HTTP: uvicorn waits for ever for a request that never comes or stops half way. Here each connection has a time limit
+HTTP: uvicorn has no deadline for a request that never comes or stops half way. Here each connection has a time limit
 for its request, body included, and beyond a number of silent connections the oldest are closed first.
 
 WebSocket: uvicorn stops reading after every message and starts again when the application takes it, two system calls a
@@ -25,24 +25,24 @@ MAX_SILENT = 1024  # connections without a request; more than that, and the olde
 GRACE_S = 1.0  # but not before a request that was sent at once can have been read
 
 
-class Patience:
+class SilentConnections:
     """The connections that have not asked for anything yet, oldest first. It belongs to the server's event loop."""
 
     def __init__(self, timeout_s: float, most: int = MAX_SILENT) -> None:
         self._timeout_s, self._most = timeout_s, most
-        self._silent: dict[PatientProtocol, float] = {}
+        self._silent: dict[HttpProtocol, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.closed = 0
 
-    def expect(self, connection: PatientProtocol, now: float) -> None:
+    def expect(self, connection: HttpProtocol, now: float) -> None:
         """A request is due from this connection."""
         self._silent.pop(connection, None)
         self._silent[connection] = now
         if self._timer is None:
             self._timer = connection.loop.call_later(min(GRACE_S, self._timeout_s / 4), self._look, connection.loop)
 
-    def satisfied(self, connection: PatientProtocol) -> None:
-        """It has asked, or has gone."""
+    def satisfied(self, connection: HttpProtocol) -> None:
+        """It has sent a request, or is closed."""
         self._silent.pop(connection, None)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -59,44 +59,44 @@ class Patience:
             self._timer = loop.call_later(min(GRACE_S, self._timeout_s / 4), self._look, loop)
 
 
-class PatientProtocol(H11Protocol):  # type: ignore[misc]
-    """A connection that tells `patience` (set by a subclass, one for each server) what it is waiting for."""
+class HttpProtocol(H11Protocol):  # type: ignore[misc]
+    """A connection with an entry in `silent` (set by a subclass, one for each server) while a request is due."""
 
-    patience: Patience
+    silent: SilentConnections
 
     def connection_made(self, transport: Any) -> None:
         """Called by asyncio."""
         super().connection_made(transport)
-        self.patience.expect(self, self.loop.time())
+        self.silent.expect(self, self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
-        self.patience.satisfied(self)
+        self.silent.satisfied(self)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
         """Called when something was received."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
-            self.patience.satisfied(self)
+            self.silent.satisfied(self)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
         """Called with a whole request for a WebSocket: sessions have limits of their own."""
-        self.patience.satisfied(self)
+        self.silent.satisfied(self)
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
         """Called when a request has been answered: the next may come on the same connection."""
         if not self.transport.is_closing():
-            self.patience.expect(self, self.loop.time())
+            self.silent.expect(self, self.loop.time())
         super().on_response_complete()  # reads on, and may find a request that came meanwhile
 
 
-class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
+class WebSocketProtocol(WebSocketsSansIOProtocol):  # type: ignore[misc]
     """The long way is uvicorn's; the short one is taken only between whole frames of an open connection."""
 
     _missing = -1
-    _greeted = False
+    _handshake_seen = False
     read_paused: bool
     frames: list[bytes]
 
@@ -104,8 +104,8 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
         """Called by asyncio (and once by uvicorn, with the handshake's request)."""
         if self._missing == 0 and self._take(data):
             return
-        if not self._greeted:
-            self._greeted = True
+        if not self._handshake_seen:
+            self._handshake_seen = True
             end = data.find(b"\r\n\r\n")
             self._missing = missing_after(data[end + 4 :], 0) if end >= 0 else -1
         elif self._missing >= 0:
@@ -129,7 +129,7 @@ class LeanWebSocket(WebSocketsSansIOProtocol):  # type: ignore[misc]
         return True
 
     def send_receive_event_to_app(self) -> None:
-        """Called by uvicorn with a whole message. It logs a traceback for text that is none; closing says it all."""
+        """Called by uvicorn with a whole message. It logs a traceback for text that is not UTF-8; closing with 1007 is enough."""
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()

@@ -1,6 +1,6 @@
 """The OpenEnv wire: frames and answers. No input or output happens here.
 
-A frame is JSON text, `{"type": …, "data": …}`. What two ends of ours say to each other instead is in
+A frame is JSON text, `{"type": …, "data": …}`. Between two ends of ours it is replaced by
 `envfleet.remote.exact_protocol`. Nothing that arrives is ever unpickled.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from envfleet.errors import BadMessage, BadRequest, CapacityReached, EnvError, RemoteError, ServerError, SessionRefused
 from envfleet.remote import message_json
-from envfleet.remote.exact_protocol import BadFrame, NoWireForm
+from envfleet.remote.exact_protocol import BadFrame, Message, NoWireForm
 from envfleet.remote.result import Fields, StepResult
 from envfleet.remote.space_codec import jsonable
 
@@ -22,10 +22,8 @@ _answer_text = message_json.writer(jsonable)
 
 def _strict(value: Any) -> Any:
     """What a request holds: never replaced by null, as an answer's may be."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
         return value.tolist()
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-        return value.item()
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (set, frozenset)):
@@ -37,19 +35,14 @@ _request_text = message_json.writer(_strict)
 
 
 def encode(kind: str, data: Any = None) -> str:
-    """A frame of a server's. Numbers that JSON lacks, and what has no JSON form, become null.
-
-    Example:
-        >>> encode("step", {"message": "hi"})
-        '{"type":"step","data":{"message":"hi"}}'
-    """
+    """A server's frame. Numbers that JSON lacks, and what has no JSON form, become null."""
     return _answer_text({"type": kind} if data is None else {"type": kind, "data": data})
 
 
 def encode_request(kind: str, data: Any = None) -> str:
-    """A frame of a client's; raises NoWireForm where `encode` would send null.
+    """A client's frame; raises NoWireForm where `encode` would send null.
 
-    NaN and infinities are sent as Python writes them: official servers read that, and others say that they do not.
+    NaN and infinities are sent as Python writes them: official servers read that, and others refuse it.
     """
     try:
         return _request_text({"type": kind} if data is None else {"type": kind, "data": data})
@@ -59,8 +52,8 @@ def encode_request(kind: str, data: Any = None) -> str:
         raise NoWireForm(f"the {kind} request has no JSON form: {str(error)[:200]}") from None
 
 
-def decode(frame: str | bytes) -> tuple[str, Any]:
-    """The type and the data of a frame; raises BadFrame."""
+def decode(frame: str | bytes) -> Message:
+    """The message in a frame; raises BadFrame."""
     try:
         text = frame if isinstance(frame, str) else bytes(frame).decode()  # some WebSocket clients send JSON as bytes
         message = message_json.loads(text)
@@ -68,16 +61,11 @@ def decode(frame: str | bytes) -> tuple[str, Any]:
         raise BadFrame(f"not a frame: {str(error)[:200]}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise BadFrame('a frame is an object with a "type"')
-    return message["type"], message.get("data")
+    return Message(message["type"], message.get("data"), mark=hash(frame))
 
 
 def parse_result(data: Any) -> StepResult:
-    """The answer to a reset or a step. Metadata is taken from beside the observation or from inside it.
-
-    Example:
-        >>> parse_result({"observation": {"n": 1}, "reward": 0.5, "done": False}).reward
-        0.5
-    """
+    """The answer to a reset or a step. Metadata is taken from beside the observation or from inside it."""
     if not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
         raise BadFrame("an answer without an observation")
     if "reward" not in data or type(data.get("done")) is not bool:
@@ -116,5 +104,5 @@ def error_in(data: Any, url: str) -> RemoteError:
 
 
 def _count(value: Any) -> int | None:
-    """What a server says of its sessions, if it is a number that can be one."""
+    """A number of sessions as a server gives it, or None if it cannot be one."""
     return value if type(value) is int and 0 <= value < 2**31 else None

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import gymnasium
-from gymnasium import spaces
-
-from envfleet import errors
-from envfleet.errors import BadArgument
-from envfleet.remote import space_views
+from envfleet.errors import BadArgument, SessionInterrupted
+from envfleet.remote.address import shared_schema
 from envfleet.remote.official_clients import as_client
 from envfleet.remote.result import StepResult
+from envfleet.remote.space_views import SessionView
 
-ObservationMode = Literal["text", "raw_text", "json", "vector"]
-ActionMode = Literal["text", "discrete", "json"]
+ObservationMode = Literal["text", "raw_text", "json", "vector", "auto"]
+ActionMode = Literal["text", "discrete", "json", "auto"]
 
 
-class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
+class OpenEnvGymnasiumWrapper(SessionView):
     """A `gymnasium.Env` over an OpenEnv client, a server's address, or a mapping with `env_url`.
 
     Args:
-        client: what `as_client` takes: "http://host:8000", {"env_url": …}, a client of ours or an official
-            one.
-        observation_mode: "text": the text as UTF-8 bytes in a Box of uint8, padded with zeros (the string
-            is in
-            `info["text"]`); "raw_text": a Text space (text outside its alphabet or length is given as it is); "json": a Dict space after the server's schema;
-            "vector": numbers only, the served environment's own Box if it has one, else one flat float32 Box.
-        action_mode: "text": a string for the action's field; "discrete": the schema's enum or integer
-            bounds, or
-            `actions`; "json": the space of the schema's action.
+        client: what `as_client` takes: "http://host:8000", {"env_url": …}, a client of ours or an official one.
+        observation_mode: "text": the text as UTF-8 bytes in a Box of uint8, padded with zeros (the string is in
+            `info["text"]`); "raw_text": a Text space (text outside its alphabet or length is given as it is); "json": a
+            Dict space after the server's schema; "vector": numbers only, the served environment's own Box if it has one,
+            else one flat float32 Box; "auto": the served environment's own space, else "json", else "raw_text".
+        action_mode: "text": a string for the action's field; "discrete": the schema's enum or integer bounds, or
+            `actions`; "json": the space of the schema's action; "auto": the first of these that the schema gives.
         actions: the actions behind the numbers of "discrete": values for the field, or mappings of fields.
         text_length: bytes (or characters) of a text observation and characters of a text action.
         max_steps: truncate episodes after so many steps; the protocol has no limit of its own.
-        null_reward: what a reward of null is: official servers say so where an environment gave none, and for NaN.
+        null_reward: what a reward of null means; official servers send it where an environment gave none, and for NaN.
         schema: JSON schemas to use instead of the server's `/schema`.
         on_interrupt: "raise" SessionInterrupted, or "truncate": the last observation again, reward 0,
             truncated, `info["interrupted"]` says why. The next reset opens a new session either way.
@@ -66,25 +61,17 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        if observation_mode not in get_args(ObservationMode) or action_mode not in get_args(ActionMode):
-            raise BadArgument(
-                f"observation_mode is one of {get_args(ObservationMode)}, action_mode one of {get_args(ActionMode)}"
-            )
-        if text_length < 1 or on_interrupt not in ("raise", "truncate"):
-            raise BadArgument("text_length must be positive, on_interrupt 'raise' or 'truncate'")
+        if on_interrupt not in ("raise", "truncate"):
+            raise BadArgument("on_interrupt is 'raise' or 'truncate'")
         self.client = as_client(client, **options)
-        self.render_mode = render_mode
-        self._max_steps, self._on_interrupt, self._null_reward = max_steps, on_interrupt, null_reward
+        self.render_mode, self._on_interrupt = render_mode, on_interrupt
+        view = {"observation_mode": observation_mode, "action_mode": action_mode, "actions": actions,
+                "text_length": text_length, "max_steps": max_steps, "null_reward": null_reward}  # fmt: skip
         try:
-            self._schema = schema if schema is not None else _schema_of(self.client)
-            self._observe = space_views.observation_view(observation_mode, self._schema, text_length)
-            self._act = space_views.action_view(action_mode, self._schema, actions, text_length)
+            self._set_views(schema if schema is not None else _schema_of(self.client), view)
         except BaseException:
             self.client.close()
             raise
-        self.observation_space: spaces.Space[Any] = self._observe.space
-        self.action_space: spaces.Space[Any] = self._act.space
-        self._steps = 0
         self._last: Any = None
         self._text = ""
 
@@ -102,18 +89,15 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         """Act on the server."""
         try:
             result = self.client.step(self._act.payload(action))
-        except errors.SessionInterrupted as error:
+        except SessionInterrupted as error:
             if self._on_interrupt == "raise" or self._last is None:
                 raise
             return self._last, 0.0, False, True, {"interrupted": error.reason, "text": self._text}
-        self._steps += 1
+        reward, is_cut = self._count_step(result)
         obs, info = self._see(result)
-        cut = not result.done and self._max_steps is not None and self._steps >= self._max_steps
-        if cut and hasattr(self.client, "confirm"):
+        if is_cut and hasattr(self.client, "confirm"):
             self.client.confirm()
-        # The protocol lets a reward be absent; Gymnasium does not.
-        reward = self._null_reward if result.reward is None else float(result.reward)
-        return obs, reward, result.terminated, result.truncated or cut, info
+        return obs, reward, result.terminated, result.truncated or is_cut, info
 
     def render(self) -> str:
         """The text of the last observation."""
@@ -124,14 +108,7 @@ class OpenEnvGymnasiumWrapper(gymnasium.Env[Any, Any]):
         self.client.close()
 
     def _see(self, result: StepResult) -> tuple[Any, dict[str, Any]]:
-        try:
-            text = space_views.text_of(result.observation)
-            self._last = self._observe.value(result.observation, text, result.ends is not None)
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            why = f"an observation that does not fit the schema: {str(error)[:300]}"
-            refuse = getattr(self.client, "refuse", None)
-            raise (refuse(why) if refuse else errors.ProtocolBroken("the environment", why, self._steps)) from None
-        self._text = text
+        self._last, self._text = self._read(result, with_text=True)
         return self._last, {**result.metadata, "text": self._text}
 
 
@@ -146,10 +123,4 @@ def _schema_of(client: Any) -> Mapping[str, Any]:
     inner = getattr(client, "_client", client)
     inner = getattr(inner, "async_client", inner)
     url = getattr(inner, "base_url", None) or getattr(inner, "_ws_url", None)
-    if isinstance(url, str):
-        from envfleet.remote.sync_client import HttpEnvClient
-
-        with HttpEnvClient(url) as ours:
-            found = ours.schema()
-            return found if isinstance(found, Mapping) else {}
-    return {}
+    return shared_schema([url], {}) if isinstance(url, str) else {}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from core_ways import WAYS, MovingShm, SharingPipe, load_backend
 from envfleet.testing.conformance import CHECKS, Start
+from tests.support.ways import WAYS, MovingShm, SharingPipe, load_backend
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

@@ -6,7 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
-from fault_children import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, wants_full, with_marks
+
+from tests.support.attack_cases import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, wants_full, with_marks
 
 pytestmark = pytest.mark.timeout(1500)
 #: id -> (core, group, case, whether only with the full counts). By default each variant meets each way on one core; of the

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_children import CORES, Prepared, case, good, wants_full
 
-from chaos.scenario import WAYS
+from tests.chaos.scenario import WAYS
+from tests.support.attack_cases import CORES, Prepared, case, good, wants_full
 
 pytestmark = pytest.mark.timeout(3000)
 SHAPES = ("plain", "bulky", "mail", "wide")

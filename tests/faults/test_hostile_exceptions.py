@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
-from fault_children import CORES, Prepared, case, good, wants_full, with_marks
 
-from chaos.scenario import WAYS
-from chaos.zoo import ZOO
+from tests.chaos.scenario import WAYS
+from tests.chaos.zoo import ZOO
+from tests.support.attack_cases import CORES, Prepared, case, good, wants_full, with_marks
 
 pytestmark = pytest.mark.timeout(3000)
 COMBINATIONS = list(itertools.product(CORES, ("restart", "raise")))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_children import Prepared, good
 
-from chaos.__main__ import case_of
-from chaos.scenario import KINDS, WAYS
+from tests.chaos.__main__ import case_of
+from tests.chaos.scenario import KINDS, WAYS
+from tests.support.attack_cases import Prepared, good
 
 pytestmark = pytest.mark.timeout(1500)
 SHORT = [(way, theme) for way, theme in KINDS if theme in ("all", "forks") or (theme == "hostile" and not WAYS[way][1])]

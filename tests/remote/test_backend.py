@@ -7,9 +7,6 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from ours import OurServer
-from served_envs import Misbehaving
-from servers import NEW, OfficialServer
 
 import envfleet as ef
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
@@ -18,19 +15,16 @@ from envfleet.remote.remote_backend import RemoteBackend, count_sessions, is_rem
 from envfleet.rollout import Collector
 from envfleet.slots.layout import FAULT
 from envfleet.testing import ChaosProxy
+from tests.support.official_servers import NEW, OfficialServer
+from tests.support.our_server import OurServer
+from tests.support.served_envs import Misbehaving
+from tests.support.system import until
 
 
 @pytest.fixture(scope="module")
 def cartpole():
     with Server("CartPole-v1", port=0, max_sessions=16, num_workers=2) as server:
         yield server
-
-
-def until(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        threading.Event().wait(0.01)
 
 
 @pytest.mark.parametrize("on_end", ["reset", "wait"])

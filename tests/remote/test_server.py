@@ -1,15 +1,12 @@
 import asyncio
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 
 import gymnasium
 import numpy as np
 import pytest
-from ours import OurServer
-from served_envs import Hidden, Misbehaving, Pixels
 from websockets.sync.client import connect
 
 from envfleet.envs.echo import AsyncEcho, Echo
@@ -27,13 +24,9 @@ from envfleet.remote import (
     Unauthorized,
     serve,
 )
-
-
-def until(condition, timeout_s=15.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        threading.Event().wait(0.01)
+from tests.support.our_server import OurServer
+from tests.support.served_envs import Hidden, Misbehaving, Pixels
+from tests.support.system import until
 
 
 def get(url, body=None, headers=None):

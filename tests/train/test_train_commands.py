@@ -20,9 +20,10 @@ from envfleet.train import PPOConfig, PPOTrainer
 from envfleet.train.checkpoint import Checkpoints, read
 from envfleet.train.config import ALIASES, FIELDS, field_name
 from envfleet.train.settings import parse, schema, settings_from_yaml
+from tests.support.system import child_env
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+ENV = child_env()
 SMALL = ["--n-envs", "2", "--total-steps", "512", "--num-steps", "64", "--backend", "serial", "--no-tensorboard"]
 
 

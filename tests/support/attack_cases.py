@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chaos.child import run_batches, run_cases
+from tests.chaos.child import run_batches, run_cases
 
 CORES = ("1", "0")
 PROCESSES = ("pipe", "shm")

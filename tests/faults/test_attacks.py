@@ -71,7 +71,7 @@ def prepared(request: Any) -> Prepared:
 
 
 @pytest.mark.parametrize("attacked", with_marks(CASES))
-def test_attack(attacked: str, prepared: Prepared) -> None:
+def test_an_attack_leaves_right_rows_or_a_fault(attacked: str, prepared: Prepared) -> None:
     """Right rows or a told fault, within the deadline, and nothing left."""
     good(prepared.result(attacked))
 
@@ -79,5 +79,5 @@ def test_attack(attacked: str, prepared: Prepared) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("way", PROCESSES)
 @pytest.mark.parametrize("core", CORES, ids=["compiled", "python"])
-def test_full_torn(way: str, core: str) -> None:
+def test_killed_workers_leave_no_torn_rows_with_full_counts(way: str, core: str) -> None:
     attack("torn", core, 600.0, way=way, kills=80)

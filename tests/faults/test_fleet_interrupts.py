@@ -47,7 +47,7 @@ PARAMS = [*SHORT, *(pytest.param(key, marks=pytest.mark.full) for key in FULL)]
 
 
 @pytest.mark.parametrize("interrupted", PARAMS)
-def test_interrupts(interrupted: str, prepared: Prepared) -> None:
+def test_an_interrupt_leaves_every_slot_in_a_known_state(interrupted: str, prepared: Prepared) -> None:
     """Each slot is untouched, out, or named as lost; what comes afterwards is right."""
     result = good(prepared.result(interrupted))
     assert result["interrupts"] >= (75 if interrupted in SHORT else 1000) and result["rows"] > 20

@@ -50,7 +50,7 @@ def prepared(request: Any) -> Prepared:
 
 
 @pytest.mark.parametrize("hostile", with_marks(CASES))
-def test_hostile_exception(hostile: str, prepared: Prepared) -> None:
+def test_a_hostile_exception_is_a_fault_and_neighbours_are_right(hostile: str, prepared: Prepared) -> None:
     """FAULT before anything is described; nothing is unpickled here to see whether it can be."""
     good(prepared.result(hostile))
 

@@ -24,5 +24,5 @@ def prepared() -> Prepared:
 
 
 @pytest.mark.parametrize("kind", SHORT, ids=" / ".join)
-def test_short_chaos(kind: Any, prepared: Prepared) -> None:
+def test_random_attacks_leave_right_rows(kind: Any, prepared: Prepared) -> None:
     assert good(prepared.result(kind))["rows"] > 0

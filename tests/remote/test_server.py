@@ -233,7 +233,7 @@ def test_idle_sessions_are_ended():
         assert client.reset().observation.n == 0
 
 
-def test_tokens(tmp_path):
+def test_only_the_right_token_is_let_in(tmp_path):
     file = tmp_path / "token"
     file.write_text("s3cret\n")
     with OurServer("Echo", "--backend", "thread", "--token-file", str(file)) as server:

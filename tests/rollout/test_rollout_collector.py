@@ -254,7 +254,7 @@ def test_a_wrong_policy_is_named_with_slot_step_and_value(mode, policy, text):
         assert len(collector.collect(6)) == 6  # the fleet is whole
 
 
-def test_arguments():
+def test_wrong_arguments_of_a_collector_are_refused():
     with ef.make(Counting, num_envs=2, backend="serial") as fleet:
         for wrong, text in [
             ({}, "give a policy"),

@@ -197,7 +197,7 @@ def test_cycles_leave_nothing(way: str) -> None:
 
 @pytest.mark.full
 @EVERY
-def test_full_cycles(way: str) -> None:
+def test_two_hundred_cycles_leave_nothing(way: str) -> None:
     cycles(way, 200)
 
 

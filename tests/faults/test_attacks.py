@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.attack_cases import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, wants_full, with_marks
+from tests.support.attack_cases import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, with_marks
 
 pytestmark = pytest.mark.timeout(1500)
 #: id -> (core, group, case, whether only with the full counts). By default each variant meets each way on one core; of the
@@ -60,14 +60,8 @@ _add("assigned_order", EVERYWHERE)
 
 @pytest.fixture(scope="module")
 def prepared(request: Any) -> Prepared:
-    """The cases that were chosen, two children at a time."""
-    chosen, full = Prepared(), wants_full(request.config)
-    for item in request.session.items:
-        key = getattr(getattr(item, "callspec", None), "params", {}).get("attacked")
-        if key in CASES and (full or not CASES[key][3]):
-            core, group, what, _ = CASES[key]
-            chosen.add(core, group, key, what)
-    return chosen
+    """The cases that were chosen and are not skipped, two children at a time."""
+    return Prepared.chosen(request, "attacked", CASES)
 
 
 @pytest.mark.parametrize("attacked", with_marks(CASES))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.scenario import WAYS
 from tests.chaos.zoo import ZOO
-from tests.support.attack_cases import CORES, Prepared, case, good, wants_full, with_marks
+from tests.support.attack_cases import CORES, Prepared, case, good, with_marks
 
 pytestmark = pytest.mark.timeout(3000)
 COMBINATIONS = list(itertools.product(CORES, ("restart", "raise")))
@@ -40,13 +40,7 @@ CASES = _cases()
 @pytest.fixture(scope="module")
 def prepared(request: Any) -> Prepared:
     """The cases that were chosen and are not skipped, two children at a time."""
-    chosen, full = Prepared(), wants_full(request.config)
-    for item in request.session.items:
-        key = getattr(getattr(item, "callspec", None), "params", {}).get("hostile")
-        if key in CASES and (full or not CASES[key][3]):
-            core, group, what, _ = CASES[key]
-            chosen.add(core, group, key, what)
-    return chosen
+    return Prepared.chosen(request, "hostile", CASES)
 
 
 @pytest.mark.parametrize("hostile", with_marks(CASES))

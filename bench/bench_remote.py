@@ -4,7 +4,7 @@
     python bench/bench_remote.py --only client one part: client, latency, server, async (each about a minute)
 
 Every number is a ratio within this run, against the official openenv 0.10.0 client and server (in the venv that
-`tests/remote/servers.py` makes) doing the same work on the same machine. A server's CPU includes its workers'.
+`tests/support/official_servers.py` makes) doing the same work on the same machine. A server's CPU includes its workers'.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests" / "remote"))
-sys.path.insert(0, str(HERE.parent / "src"))
-
-from ours import OurServer  # noqa: E402
-from servers import NEW, OfficialServer, interpreter  # noqa: E402
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
 
 from envfleet.remote import AsyncEnvClient, CapacityTable  # noqa: E402
+from tests.support.official_servers import NEW, OfficialServer, interpreter  # noqa: E402
+from tests.support.our_server import OurServer  # noqa: E402
 
 # Runs in the official venv: the same loop with the official async client. Prints steps per second and CPU per step.
 OFFICIAL_CLIENT = """

@@ -8,12 +8,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from tests.compiled.test_compiled_life import ACCEPTED, REFUSED, Odd
 
 import envfleet as ef
 from envfleet.envs.probe import Counting, Mixed, Tasked
 from envfleet.slots import compiled_core
 from envfleet.testing import record, wait_until
+from tests.support.odd_results import ACCEPTED, REFUSED, Odd
 
 LIVES = pytest.mark.parametrize(
     "compiled",

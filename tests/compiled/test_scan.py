@@ -39,7 +39,7 @@ def reference(gates, x, w_in, bias, w_state, state, fresh):
 @pytest.mark.parametrize("gates", [3, 4])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("size", [3, 16])
-def test_compiled_scan(gates, rows, size):
+def test_the_compiled_scan_and_its_gradients_follow_the_equations(gates, rows, size):
     rng = np.random.default_rng(rows)
     steps, inputs = 4, 2
     sizes = (gates, steps, rows, inputs, size)

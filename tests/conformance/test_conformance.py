@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from core_ways import WAYS, MovingShm, SharingPipe, load_backend
 from envfleet.testing.conformance import CHECKS, Start
+from tests.support.ways import WAYS, MovingShm, SharingPipe, load_backend
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
 
 @pytest.mark.parametrize("core", ["compiled", "python"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_backend(start: Start, check: Any, core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_passes_the_check(start: Start, check: Any, core: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if core == "python" and start.backend is MovingShm:
         pytest.skip("slots move only between compiled lives")
     monkeypatch.setenv("ENVFLEET_COMPILED", "1" if core == "compiled" else "0")

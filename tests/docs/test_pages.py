@@ -88,7 +88,7 @@ def test_api_page_is_what_the_package_exports():
     assert (ROOT / "docs/api.md").read_text() == make_api.page(), "run `make docs`"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_links_and_tests_a_page_names_exist(page):
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):

@@ -16,17 +16,16 @@ import envfleet as ef
 from envfleet.envs.probe import Counting, Launcher
 from envfleet.errors import FleetClosed, FleetError
 from envfleet.testing import Held, alive, descendants, leaks_since, wait_until
+from tests.support.system import child_env
 
-ROOT = Path(ef.__file__).parent.parent
 METHODS = ("fork", "forkserver", "spawn")
 
 
 def run(script: str, tmp_path: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(script))
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     return subprocess.Popen(
-        [sys.executable, str(path), *args], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+        [sys.executable, str(path), *args], env=child_env(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
     )
 
 

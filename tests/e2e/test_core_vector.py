@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from core_ways import WAYS
 from envfleet.envs.probe import Counting, Waiting
 from envfleet.testing import Held, canonical, leaks_since, record
 from envfleet.testing.conformance import Start
-
-ROOT = Path(ef.__file__).parent.parent
+from tests.support.system import child_env
+from tests.support.ways import WAYS
 
 
 @pytest.mark.parametrize("way", ["serial", "shm"])
@@ -66,8 +65,7 @@ def test_a_thousand_slots_under_1024_descriptors() -> None:
                 fleet.reset(seed=0)
                 print(backend, fleet.step([0] * 1000).reward.sum())
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    out = subprocess.run([sys.executable, "-c", code], env=env, text=True, capture_output=True, timeout=100)
+    out = subprocess.run([sys.executable, "-c", code], env=child_env(), text=True, capture_output=True, timeout=100)
     assert [line.split()[1] for line in out.stdout.splitlines()] == ["1000.0"] * 5, out.stderr
 
 

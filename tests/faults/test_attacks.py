@@ -6,7 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
-from fault_children import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, wants_full, with_marks
+
+from tests.support.attack_cases import CORES, EVERYWHERE, PROCESSES, Prepared, attack, case, good, with_marks
 
 pytestmark = pytest.mark.timeout(1500)
 #: id -> (core, group, case, whether only with the full counts). By default each variant meets each way on one core; of the
@@ -59,18 +60,12 @@ _add("assigned_order", EVERYWHERE)
 
 @pytest.fixture(scope="module")
 def prepared(request: Any) -> Prepared:
-    """The cases that were chosen, two children at a time."""
-    chosen, full = Prepared(), wants_full(request.config)
-    for item in request.session.items:
-        key = getattr(getattr(item, "callspec", None), "params", {}).get("attacked")
-        if key in CASES and (full or not CASES[key][3]):
-            core, group, what, _ = CASES[key]
-            chosen.add(core, group, key, what)
-    return chosen
+    """The cases that were chosen and are not skipped, two children at a time."""
+    return Prepared.chosen(request, "attacked", CASES)
 
 
 @pytest.mark.parametrize("attacked", with_marks(CASES))
-def test_attack(attacked: str, prepared: Prepared) -> None:
+def test_an_attack_leaves_right_rows_or_a_fault(attacked: str, prepared: Prepared) -> None:
     """Right rows or a told fault, within the deadline, and nothing left."""
     good(prepared.result(attacked))
 
@@ -78,5 +73,5 @@ def test_attack(attacked: str, prepared: Prepared) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("way", PROCESSES)
 @pytest.mark.parametrize("core", CORES, ids=["compiled", "python"])
-def test_full_torn(way: str, core: str) -> None:
+def test_killed_workers_leave_no_torn_rows_with_full_counts(way: str, core: str) -> None:
     attack("torn", core, 600.0, way=way, kills=80)

@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
-from fault_children import CORES, Prepared, case, good, wants_full, with_marks
 
-from chaos.scenario import WAYS
-from chaos.zoo import ZOO
+from tests.chaos.scenario import WAYS
+from tests.chaos.zoo import ZOO
+from tests.support.attack_cases import CORES, Prepared, case, good, with_marks
 
 pytestmark = pytest.mark.timeout(3000)
 COMBINATIONS = list(itertools.product(CORES, ("restart", "raise")))
@@ -40,17 +40,11 @@ CASES = _cases()
 @pytest.fixture(scope="module")
 def prepared(request: Any) -> Prepared:
     """The cases that were chosen and are not skipped, two children at a time."""
-    chosen, full = Prepared(), wants_full(request.config)
-    for item in request.session.items:
-        key = getattr(getattr(item, "callspec", None), "params", {}).get("hostile")
-        if key in CASES and (full or not CASES[key][3]):
-            core, group, what, _ = CASES[key]
-            chosen.add(core, group, key, what)
-    return chosen
+    return Prepared.chosen(request, "hostile", CASES)
 
 
 @pytest.mark.parametrize("hostile", with_marks(CASES))
-def test_hostile_exception(hostile: str, prepared: Prepared) -> None:
+def test_a_hostile_exception_is_a_fault_and_neighbours_are_right(hostile: str, prepared: Prepared) -> None:
     """FAULT before anything is described; nothing is unpickled here to see whether it can be."""
     good(prepared.result(hostile))
 

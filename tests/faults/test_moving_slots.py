@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from core_ways import MovingShm
 from envfleet.envs.catch import PixelCatch
 from envfleet.envs.probe import Counting, Tasked
 from envfleet.envs.tmaze import TMaze
 from envfleet.testing import Actions, Held, Stream, leaks_since, record, wait_until
+from tests.support.ways import MovingShm
 
 ENVS: dict[str, Any] = {
     "CartPole-v1": "CartPole-v1",

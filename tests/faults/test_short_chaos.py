@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_children import Prepared, good
 
-from chaos.__main__ import case_of
-from chaos.scenario import KINDS, WAYS
+from tests.chaos.__main__ import case_of
+from tests.chaos.scenario import KINDS, WAYS
+from tests.support.attack_cases import Prepared, good
 
 pytestmark = pytest.mark.timeout(1500)
 SHORT = [(way, theme) for way, theme in KINDS if theme in ("all", "forks") or (theme == "hostile" and not WAYS[way][1])]
@@ -24,5 +24,5 @@ def prepared() -> Prepared:
 
 
 @pytest.mark.parametrize("kind", SHORT, ids=" / ".join)
-def test_short_chaos(kind: Any, prepared: Prepared) -> None:
+def test_random_attacks_leave_right_rows(kind: Any, prepared: Prepared) -> None:
     assert good(prepared.result(kind))["rows"] > 0

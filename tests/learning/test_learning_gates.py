@@ -25,14 +25,14 @@ def test_cartpole_begins_to_learn():
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cartpole(seed):
+def test_ppo_solves_cartpole(seed):
     assert learned(env="CartPole-v1", num_envs=8, total_steps=100_000, seed=seed) >= 475
 
 
 @pytest.mark.learning
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_acrobot(seed):
+def test_ppo_solves_acrobot(seed):
     assert learned(env="Acrobot-v1", num_envs=16, total_steps=500_000, seed=seed) >= -90
 
 

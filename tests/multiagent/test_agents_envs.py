@@ -175,7 +175,7 @@ def test_the_compass_points_along_the_shortest_way():
             assert unguided[agent]["observation"].tolist() == seen[:-4].tolist()
 
 
-def test_pictures():
+def test_pictures_change_with_the_game():
     env = gridworld.parallel_env(size=4, render_mode="rgb_array")
     env.reset(seed=0)
     first = env.render()

@@ -19,8 +19,9 @@ from envfleet.testing import Stream, descendants
 
 pytest.importorskip("pettingzoo")
 
-from agent_helpers import Crowd, crowd_aec, draw, joint
 from pettingzoo import ParallelEnv
+
+from tests.support.agent_loops import Crowd, crowd_aec, draw, joint
 
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {},

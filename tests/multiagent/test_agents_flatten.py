@@ -255,5 +255,15 @@ def test_the_same_steps_in_workers_as_in_this_process():
 
 def test_masks_reach_maskable_ppo():
     contrib = pytest.importorskip("sb3_contrib")
-    model = contrib.MaskablePPO("MlpPolicy", flat(max_cycles=10), n_steps=32, batch_size=32, n_epochs=1, device="cpu")
-    model.learn(64)
+    env, legal, masks = flat(max_cycles=10), [], []
+    step = env.step
+
+    def watched(actions):
+        masks.append(env.action_masks().reshape(2, 5))
+        legal.append(masks[-1][np.arange(2), actions].all())
+        return step(actions)
+
+    env.step = watched
+    contrib.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, device="cpu", seed=0).learn(64)
+    assert len(legal) == 64 and all(legal), "a masked action was taken"
+    assert not np.all(masks), "no action was ever masked, so the test shows nothing"

@@ -13,7 +13,7 @@ from envfleet.testing import Stream
 
 pytest.importorskip("pettingzoo")
 
-from agent_helpers import Crowd, by_agent, crowd_aec, draw, joint, plain_aec, plain_parallel
+from tests.support.agent_loops import Crowd, by_agent, crowd_aec, draw, joint, plain_aec, plain_parallel
 
 BACKENDS = {
     "serial": {},

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("pettingzoo")
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from agents_train_envs import Breaks, Clock, Crowd, Odd, OddBox, Turns
 
 import envfleet as ef
 from envfleet.cli.main import main
@@ -25,6 +20,7 @@ from envfleet.train import PPOConfig, PPOTrainer, load_agent
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.selfplay import rate
 from envfleet.train.transitions import Transitions
+from tests.support.agent_envs import Breaks, Clock, Crowd, Odd, OddBox, One, Turns
 
 
 def config(**changes):
@@ -79,8 +75,6 @@ def test_shared_policies_of_agents_with_different_spaces_are_refused_before_any_
 
 
 def test_settings_for_many_agents_are_refused_where_there_is_one():
-    from train_envs_one import One
-
     with pytest.raises(BadArgument, match="has one agent"):
         PPOTrainer(config(env=One, self_play=True))
     with pytest.raises(BadArgument, match="has one agent"):

@@ -12,7 +12,7 @@ import envfleet as ef
 
 pytest.importorskip("pettingzoo")
 
-from agent_helpers import Crowd, crowd_aec, plain_parallel
+from tests.support.agent_loops import Crowd, crowd_aec, plain_parallel
 
 STEADY = dict(num_agents=2, death=0.0, birth=0.0, max_cycles=3)
 

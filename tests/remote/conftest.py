@@ -1,11 +1,6 @@
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from servers import NEW, OLD, OfficialServer
+from tests.support.official_servers import NEW, OLD, OfficialServer
 
 
 @pytest.fixture(

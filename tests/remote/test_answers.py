@@ -5,12 +5,12 @@ import random
 
 import numpy as np
 import pytest
-from liars import Counting, LyingProxy, in_thread, model_row, official_server
 
 import envfleet as ef
 from envfleet.remote import AsyncEnvClient, CapacityTable, ProtocolBroken, RemoteError, Server, SessionInterrupted, StepResult
 from envfleet.remote.space_codec import Dialect
 from envfleet.slots.layout import READY
+from tests.support.lying_proxy import Counting, LyingProxy, in_thread, model_row, official_server
 
 EVERYTHING = {"twice": 0.03, "again": 0.04, "soon": 0.03, "drop": 0.015, "delay": 0.03, "stray": 0.01, "ask": 0.02}
 NO_LOSS = {**EVERYTHING, "drop": 0.0}

@@ -7,9 +7,6 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from ours import OurServer
-from served_envs import Misbehaving
-from servers import NEW, OfficialServer
 
 import envfleet as ef
 from envfleet.errors import BadArgument, EnvFailed, EnvTimeout
@@ -18,6 +15,10 @@ from envfleet.remote.remote_backend import RemoteBackend, count_sessions, is_rem
 from envfleet.rollout import Collector
 from envfleet.slots.layout import FAULT
 from envfleet.testing import ChaosProxy
+from tests.support.official_servers import NEW, OfficialServer
+from tests.support.our_server import OurServer
+from tests.support.served_envs import Misbehaving
+from tests.support.system import until
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +29,6 @@ def cartpole():
 
 def make_remote(urls, num_envs=None, *, fleet=None, **env_kwargs):
     return ef.make(urls, num_envs, env_kwargs=env_kwargs, **(fleet or {}))
-
-
-def until(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        threading.Event().wait(0.01)
 
 
 @pytest.mark.parametrize("on_end", ["reset", "wait"])

@@ -1,11 +1,8 @@
 import asyncio
 import logging
 import threading
-import time
 
 import pytest
-from ours import OurServer
-from servers import NEW, OLD, OfficialServer
 
 from envfleet.errors import BadArgument, FleetClosed, ResetNeeded
 from envfleet.remote import (
@@ -22,13 +19,9 @@ from envfleet.remote import (
     SessionLost,
 )
 from envfleet.testing import ChaosProxy
-
-
-def until(condition, timeout_s=15.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        threading.Event().wait(0.01)
+from tests.support.official_servers import NEW, OLD, OfficialServer
+from tests.support.our_server import OurServer
+from tests.support.system import until
 
 
 def test_a_hundred_episodes(official):

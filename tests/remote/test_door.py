@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-from ours import OurServer
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -19,6 +18,8 @@ from envfleet.remote.idle_sessions import Sessions
 from envfleet.remote.request_gate import Gate, refused_body
 from envfleet.remote.server_config import ServerConfig
 from envfleet.remote.uvicorn_protocols import SilentConnections
+from tests.support.our_server import OurServer
+from tests.support.system import until
 
 OURS = ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "10.0.0.5", "10.0.0.5:77", "lab.example"]
 FOREIGN = [
@@ -124,13 +125,6 @@ def test_who_is_let_in_can_be_told():
         assert server.stop() == 0
     with pytest.raises(BadArgument, match="lists"):
         Server("Echo", allow_hosts="localhost")
-
-
-def until(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        threading.Event().wait(0.01)
 
 
 def health(server):

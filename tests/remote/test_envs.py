@@ -114,7 +114,7 @@ def full_column(env):
     return env
 
 
-def test_illegal_moves():
+def test_an_illegal_move_loses_is_skipped_or_raises():
     obs, reward, terminated, _, info = full_column(Connect4(illegal="lose")).step(2)
     assert (reward, terminated, info["winner"]) == (-1.0, True, -1)
     env = full_column(Connect4(illegal="skip"))

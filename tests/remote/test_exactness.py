@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from served_envs import NUMBERS, TEXTS, Everything
 from websockets.sync.client import connect
 
 import envfleet as ef
@@ -16,6 +15,7 @@ from envfleet.envs.echo import Echo
 from envfleet.remote import CapacityTable, HttpEnvClient, OpenEnvGymnasiumWrapper, Server
 from envfleet.remote.result import StepResult
 from envfleet.remote.space_members import from_json
+from tests.support.served_envs import NUMBERS, TEXTS, Everything
 
 COLUMNS = ("reward", "terminated", "truncated", "episode", "step", "length", "ep_return", "scored", "status")
 

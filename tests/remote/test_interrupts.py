@@ -4,10 +4,10 @@ import random
 import signal
 
 import pytest
-from liars import Counting, LyingProxy, in_thread, model_row, official_server
 
 from envfleet.errors import FleetError
 from envfleet.remote import CapacityTable, HttpEnvClient, Server
+from tests.support.lying_proxy import Counting, LyingProxy, in_thread, model_row, official_server
 
 
 class Alarm(Exception):

@@ -6,13 +6,13 @@ import json
 import struct
 
 import pytest
-from liars import Counting, LyingProxy, in_thread, official_server
 
 import envfleet as ef
 from envfleet.remote import CapacityTable, ProtocolBroken, Server, SessionInterrupted
 from envfleet.remote.remote_backend import remote_factory
 from envfleet.remote.space_codec import Dialect
 from envfleet.slots.layout import FAULT, READY
+from tests.support.lying_proxy import Counting, LyingProxy, in_thread, official_server
 
 SCHEMA = Dialect.of(Counting()).schemas()
 OFFICIAL_SCHEMA = {

@@ -10,13 +10,14 @@ import urllib.request
 
 import numpy as np
 import pytest
-from ours import OurServer
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from envfleet.remote import CapacityTable, EnvError, HttpEnvClient, Server, exact_protocol
 from envfleet.remote.frames import TEXT, client_frame
 from envfleet.remote.message_json import MAX_DEPTH
+from tests.support.our_server import OurServer
+from tests.support.served_envs import Unsendable
 
 
 def nested(levels, kind="object"):
@@ -173,8 +174,6 @@ def test_a_request_that_comes_twice_is_answered_once():
 
 
 def test_what_cannot_be_sent_ends_its_episode_only():
-    from served_envs import Unsendable
-
     with Server(Unsendable, port=0, max_sessions=4, backend="thread") as server:
         with HttpEnvClient(server.url, capacity=CapacityTable()) as client:
             client.reset()

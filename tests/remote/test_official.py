@@ -1,9 +1,9 @@
 import pytest
-from ours import OurServer
-from servers import run_official
 
 from envfleet.errors import BadArgument
 from envfleet.remote import AsyncEnvClient, EchoClient, HttpEnvClient, as_client
+from tests.support.official_servers import run_official
+from tests.support.our_server import OurServer
 
 
 def test_official_clients_against_ours_and_behind_our_guard(official):

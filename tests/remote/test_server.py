@@ -1,15 +1,12 @@
 import asyncio
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 
 import gymnasium
 import numpy as np
 import pytest
-from ours import OurServer
-from served_envs import Hidden, Misbehaving, Pixels
 from websockets.sync.client import connect
 
 from envfleet.envs.echo import AsyncEcho, Echo
@@ -27,13 +24,9 @@ from envfleet.remote import (
     Unauthorized,
     serve,
 )
-
-
-def until(condition, timeout_s=15.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        threading.Event().wait(0.01)
+from tests.support.our_server import OurServer
+from tests.support.served_envs import Hidden, Misbehaving, Pixels
+from tests.support.system import until
 
 
 def get(url, body=None, headers=None):
@@ -240,7 +233,7 @@ def test_idle_sessions_are_ended():
         assert client.reset().observation.n == 0
 
 
-def test_tokens(tmp_path):
+def test_only_the_right_token_is_let_in(tmp_path):
     file = tmp_path / "token"
     file.write_text("s3cret\n")
     with OurServer("Echo", "--backend", "thread", "--token-file", str(file)) as server:

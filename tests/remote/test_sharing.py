@@ -5,10 +5,10 @@ import threading
 
 import numpy as np
 import pytest
-from served_envs import Homesick, Misbehaving
 
 from envfleet.envs.echo import AsyncEcho, Echo
 from envfleet.remote import AsyncEnvClient, EnvError, HttpEnvClient, Server, session_host
+from tests.support.served_envs import Homesick, Misbehaving
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from envfleet.remote.wire import decode, encode, encode_request, parse_result
         ("http://[::1]:9", "ws://[::1]:9/ws", "http://[::1]:9"),
     ],
 )
-def test_addresses(url, ws, public):
+def test_an_address_gives_the_websocket_and_the_public_url(url, ws, public):
     endpoint = Endpoint.parse(url)
     assert (endpoint.ws, endpoint.public) == (ws, public)
 
@@ -41,7 +41,7 @@ def test_no_secret_is_shown():
     assert "secret" not in str(error.value)
 
 
-def test_text_frames():
+def test_text_frames_are_plain_json():
     assert json.loads(encode("step", {"a": np.arange(3), "b": np.float32(0.5)})) == {
         "type": "step",
         "data": {"a": [0, 1, 2], "b": 0.5},

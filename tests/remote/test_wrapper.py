@@ -150,7 +150,7 @@ def test_interruptions_raise_or_truncate(cartpole):
             env.close()
 
 
-def test_in_a_fleet(cartpole):
+def test_the_wrapper_runs_in_a_fleet(cartpole):
     def build():
         return OpenEnvGymnasiumWrapper(cartpole, "vector", "discrete")
 
@@ -181,7 +181,13 @@ def test_sb3_takes_text_observations():
     from stable_baselines3 import PPO
 
     env = OpenEnvGymnasiumWrapper(EchoClient(horizon=4), "text", "discrete", actions=["a", "bbbb"], text_length=16)
-    PPO("MlpPolicy", env, n_steps=32, batch_size=16, n_epochs=1, seed=0, device="cpu").learn(64)
+    model = PPO("MlpPolicy", env, n_steps=32, batch_size=16, n_epochs=1, seed=0, device="cpu").learn(64)
+    seen = model.rollout_buffer.observations.astype(np.uint8).reshape(32, 16)
+    words = [bytes(row).rstrip(b"\0").decode() for row in seen]
+    assert model.num_timesteps == 64 and set(words) == {"ready", "a", "bbbb"}
+    after = [{0: "a", 1: "bbbb"}[int(action)] for action in model.rollout_buffer.actions.ravel()]
+    begun = model.rollout_buffer.episode_starts.ravel()
+    assert all(words[t + 1] == ("ready" if begun[t + 1] else after[t]) for t in range(31)), "the network saw what was said"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import warnings
 
 import pyarrow as pa
 import pytest
-from dataset_helpers import episode, everything, killed, numbers_on_disk, resumed
 
 from envfleet.cli.main import main
 from envfleet.errors import DamagedWarning, DatasetDamaged, DatasetError, UncheckedWarning
 from envfleet.rollout import DatasetWriter, Rollout, Rollouts, iter_rollouts
 from envfleet.rollout.datasets.episode_codec import Codec
 from envfleet.rollout.datasets.parquet import read_run
+from tests.support.dataset_files import episode, everything, killed, numbers_on_disk, resumed
 
 RUN = {"env": "Maze", "seed": 3}
 COUNT = 9

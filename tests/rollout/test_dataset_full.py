@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_helpers import episode, everything, file_limit, killed, numbers_on_disk, resumed
 
 from envfleet.cli.main import main
 from envfleet.errors import DatasetDamaged, DatasetError, WriteFailed
 from envfleet.rollout import DatasetWriter, Rollout, Rollouts, iter_rollouts
 from envfleet.rollout.datasets.episode_codec import Codec
 from envfleet.rollout.datasets.parquet import read_run
+from tests.support.dataset_files import episode, everything, killed, numbers_on_disk, resumed
+from tests.support.system import child_env, file_limit
 
 pytest.importorskip("pyarrow")
 HERE = Path(__file__).parent
@@ -131,8 +132,7 @@ def test_a_large_episode_is_written_in_parts(tmp_path, monkeypatch):
 TMPFS = """
 import os, subprocess, sys
 import numpy as np
-sys.path.insert(0, sys.argv[2])
-from dataset_helpers import episode, numbers_on_disk
+from tests.support.dataset_files import episode, numbers_on_disk
 from envfleet.rollout import DatasetWriter
 from envfleet.errors import WriteFailed
 
@@ -141,7 +141,7 @@ subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=
 from pathlib import Path
 import shutil
 full = 0
-for ballast in range(850_000, 1_040_000, 190_000 // int(sys.argv[3])):
+for ballast in range(850_000, 1_040_000, 190_000 // int(sys.argv[2])):
     data, heavy = Path(place) / "data", Path(place) / "ballast"
     heavy.write_bytes(b"x" * ballast)
     writer, added, failed = DatasetWriter(data), [], []
@@ -180,8 +180,8 @@ def can_mount(place):
 def test_a_real_full_disk(tmp_path, count):
     if not can_mount(tmp_path):
         pytest.skip("a small file system cannot be mounted here (not root, or no mount namespaces)")
-    words = ["unshare", "-m", sys.executable, "-c", TMPFS, str(tmp_path), str(HERE), str(count)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    words = ["unshare", "-m", sys.executable, "-c", TMPFS, str(tmp_path), str(count)]
+    done = subprocess.run(words, env=child_env(), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) >= count * 0.9  # it really was full
 

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from dataset_helpers import episode, killed, numbers_on_disk, resumed
 
 import envfleet
 from envfleet.errors import DatasetError, FolderBusy
 from envfleet.rollout import DatasetWriter, Rollout, iter_rollouts
 from envfleet.rollout.datasets import store
+from tests.support.dataset_files import episode, killed, numbers_on_disk, resumed
+from tests.support.system import child_env
 
 pytest.importorskip("pyarrow")
 SOURCE = str(Path(envfleet.__file__).parent)
@@ -147,8 +148,7 @@ def test_signals_at_random_moments(tmp_path, count):
 
 WRITER = """
 import sys
-sys.path.insert(0, sys.argv[2])
-from dataset_helpers import episode
+from tests.support.dataset_files import episode
 from envfleet.rollout import DatasetWriter
 with DatasetWriter(sys.argv[1], shard_episodes=5) as writer:
     for number in range(150):
@@ -158,8 +158,8 @@ with DatasetWriter(sys.argv[1], shard_episodes=5) as writer:
 
 
 def test_a_reader_beside_a_writer_misses_nothing(tmp_path):
-    words = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parent)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", WRITER, str(tmp_path)]
+    process = subprocess.Popen(words, env=child_env(), stdout=subprocess.PIPE, text=True)
     reads = 0
     for line in process.stdout:  # each line: so many are committed
         if int(line) % 10 == 3:
@@ -203,8 +203,8 @@ def test_a_tail_that_becomes_a_shard_while_it_is_listed(tmp_path, monkeypatch):
 
 def test_the_owner_of_the_lock_is_named_and_a_dead_one_does_not_block(tmp_path):
     words = [sys.executable, "-c", WRITER.replace("print(number", "(number and input()); print(number")]
-    words += [str(tmp_path), str(Path(__file__).parent)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    words += [str(tmp_path)]
+    process = subprocess.Popen(words, env=child_env(), stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     process.stdout.readline()
     with pytest.raises(FolderBusy, match=f"another process is writing to .* \\(process {process.pid} on ") as busy:
         DatasetWriter(tmp_path, resume=True)

@@ -7,38 +7,7 @@ import envfleet as ef
 from envfleet.envs.probe import Counting, Mixed, Tasked
 from envfleet.errors import BadArgument, FaultError
 from envfleet.rollout import AgentFailed, Answer, Collector, LedgerWarning, Rollouts
-
-
-class Walk(gym.Env):
-    """Observation and length come from the seed; the reward depends on the action. `slow`: ten times as long."""
-
-    def __init__(self, slow=False):
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
-        self.action_space = spaces.Discrete(3)
-        self.factor = 10 if slow else 1
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.limit = 0, self.factor * int(self.np_random.integers(2, 9))
-        return self.np_random.normal(size=3), {"limit": self.limit}
-
-    def step(self, action):
-        self.t += 1
-        end = self.t >= self.limit
-        return (self.np_random.normal(size=3), float(action), end and self.t % 2 == 0, end and self.t % 2 == 1, {"t": self.t})
-
-
-class Frozen:
-    """Every row by itself; random numbers by (episode, step)."""
-
-    version = 7
-
-    def act(self, ask):
-        logits = np.stack([row[0] * np.array([1.0, -1.0, 0.5]) for row in ask.obs])
-        weights = np.exp(logits)
-        share = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
-        action = (ask.uniform(1) > share).sum(axis=1).clip(0, 2)
-        return action, {"logprob": np.log(share[np.arange(len(ask)), action]).astype(np.float32)}
+from tests.support.rollout_envs import Fragile, Frozen, Walk
 
 
 def collect(num_episodes, backend="serial", num_workers=None, mode="sync", num_envs=6, env=Walk, **options):
@@ -285,7 +254,7 @@ def test_a_wrong_policy_is_named_with_slot_step_and_value(mode, policy, text):
         assert len(collector.collect(6)) == 6  # the fleet is whole
 
 
-def test_arguments():
+def test_wrong_arguments_of_a_collector_are_refused():
     with ef.make(Counting, num_envs=2, backend="serial") as fleet:
         for wrong, text in [
             ({}, "give a policy"),
@@ -315,21 +284,6 @@ def test_raising_fleets_raise_and_the_ledger_still_balances():
         with pytest.raises(FaultError, match="snap"):
             collector.collect(9)
         assert collector.ledger.failed == {"failed in step": 1} and collector.ledger.in_flight == 0
-
-
-class Fragile(Walk):
-    """One step in twenty fails, by a generator that no seed reaches."""
-
-    dice = np.random.default_rng(5)
-
-    def __init__(self, chance=0.05, slow=False):
-        super().__init__(slow)
-        self.chance = chance
-
-    def step(self, action):
-        if self.dice.random() < self.chance:
-            raise RuntimeError("snap")
-        return super().step(action)
 
 
 FAULT_SETTINGS = [

@@ -116,7 +116,7 @@ def test_a_killed_collection_loads_and_the_same_command_completes_it(tmp_path):
     assert len({rollout.episode for rollout in completed}) == 150
 
 
-def test_sweep(tmp_path, capsys):
+def test_sweep_prints_the_best_setting_and_draws_a_plot(tmp_path, capsys):
     picture = tmp_path / "sweep.png"
     words = ["sweep", "CartPole-v1", "--workers", "1,2", "--backends", "serial,thread", "--seconds", "0.1", "--out"]
     assert main([*words, str(picture)]) == 0

@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -7,41 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from rollout_helpers import Counter, stay
 
 from envfleet.errors import BadArgument, FleetClosed, FolderBusy
 from envfleet.rollout import DatasetError, DatasetWriter, ParallelEnvironmentExecutor, Rollout, Rollouts, iter_rollouts
+from tests.support.dataset_files import full_episode as make
+from tests.support.rollout_clients import Counter, stay
+from tests.support.system import child_env
 
 pytest.importorskip("pyarrow")
-
-
-def make(episode, length=4, **changes):
-    rng = np.random.default_rng(episode)
-    flags = np.zeros(length, dtype=bool)
-    flags[-1:] = True
-    fields = {
-        "env_name": "Maze",
-        "observations": {
-            "image": rng.integers(0, 255, (length + 1, 3, 2), dtype=np.uint8),
-            "pose": (rng.normal(size=(length + 1, 2)).astype(np.float32), rng.random(length + 1) < 0.5),
-        },
-        "actions": rng.integers(0, 4, length),
-        "rewards": rng.normal(size=length),
-        "terminated": flags if episode % 2 else ~flags & False,
-        "truncated": ~flags & False if episode % 2 else flags,
-        "infos": [{"t": t} for t in range(length)],
-        "reset_info": {"map": "a"},
-        "seed": 2**62 + episode,
-        "task": {"level": episode, "name": "maze"},
-        "slot": episode % 3,
-        "episode": episode,
-        "policy_version": np.arange(length),
-        "extras": {"logprob": rng.normal(size=length).astype(np.float32)},
-        "wall_s": 0.5,
-        "started_s": 12.0,
-        "step_latencies": rng.random(length),
-    }
-    return Rollout(**{**fields, **changes})
 
 
 def assert_equal(a, b):
@@ -141,9 +113,7 @@ def test_a_kill_between_renaming_and_deleting_makes_no_duplicates(tmp_path):
 def test_sigkill_loses_at_most_the_episode_being_written(tmp_path):
     script = textwrap.dedent(
         f"""
-        import sys
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
-        from test_rollout_datasets import make
+        from tests.support.dataset_files import full_episode as make
         from envfleet.rollout import DatasetWriter
         writer = DatasetWriter({str(tmp_path)!r}, shard_episodes=7)
         for i in range(10**9):
@@ -151,7 +121,7 @@ def test_sigkill_loses_at_most_the_episode_being_written(tmp_path):
             print(i, flush=True)
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", script], env=child_env(), stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if int(line) >= 40:
             break

@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from rollout_helpers import AsyncClient, Counter, OldGym, OpenEnvStyle, our_threads, stay
 
 from envfleet.errors import BadArgument, FleetClosed
 from envfleet.rollout import (
@@ -18,6 +17,7 @@ from envfleet.rollout import (
     RolloutsFailed,
     ThreadSafeAgent,
 )
+from tests.support.rollout_clients import AsyncClient, Counter, OldGym, OpenEnvStyle, our_threads, stay
 
 KINDS = [Counter, OldGym, OpenEnvStyle, AsyncClient]
 

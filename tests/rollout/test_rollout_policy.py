@@ -2,10 +2,10 @@ import threading
 
 import numpy as np
 import pytest
-from rollout_helpers import AsyncClient, Counter, our_threads, stay
 
 from envfleet.errors import BadArgument
 from envfleet.rollout import BatchedPolicy, ParallelEnvironmentExecutor, ParallelRolloutCollector, Throttle
+from tests.support.rollout_clients import AsyncClient, Counter, our_threads, stay
 
 
 def parity(obs):

@@ -7,18 +7,14 @@ import threading
 
 import psutil
 import pytest
-from rollout_helpers import Counter
 
 from envfleet.errors import BadArgument, FleetClosed, NotPicklable
 from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerLost
 from envfleet.rollout.executors.process_executor import Call, ProcessWorkers, dumps
+from tests.support.rollout_clients import Counter
 
 
 def factory(length, **kwargs):
-    import cloudpickle
-    import rollout_helpers
-
-    cloudpickle.register_pickle_by_value(rollout_helpers)
     return lambda: Counter(length, **kwargs)
 
 

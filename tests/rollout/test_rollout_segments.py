@@ -4,7 +4,6 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from test_rollout_collector import Fragile, Frozen, Walk
 
 import envfleet as ef
 from envfleet.envs.probe import Counting, Mixed, Tasked, Waiting
@@ -13,6 +12,7 @@ from envfleet.rollout import AgentFailed, Collector, LatencyHistogram, Stats, Ve
 from envfleet.rollout.policy_protocol import Answer
 from envfleet.rollout.timing import Clock
 from envfleet.util.trees import tree_leaves
+from tests.support.rollout_envs import Fragile, Frozen, Walk
 
 
 def arrays_of(segment):

@@ -7,7 +7,8 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from light_envs import Custom
+
+from tests.support.light_envs import Custom
 
 sb3 = pytest.importorskip("stable_baselines3")
 

@@ -71,7 +71,7 @@ def test_same_data_as_the_fleet_itself():
     env.close()
 
 
-def test_collector():
+def test_a_torchrl_collector_gets_the_frames_it_asks_for():
     env = FleetEnv("CartPole-v1", num_envs=4, backend="serial")
     collector = Collector(env, policy=None, frames_per_batch=64, total_frames=128)
     batches = [batch.clone() for batch in collector]

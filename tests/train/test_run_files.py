@@ -9,20 +9,19 @@ import shutil
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from train_helpers import Poisoned, config, file_limit
 
 from envfleet.cli.main import main
 from envfleet.errors import CheckpointDamaged, CheckpointError, DamagedWarning, FolderBusy, TrainingStopped, WriteFailed
 from envfleet.train import PPOTrainer, load_agent
 from envfleet.train.checkpoint import Checkpoints, _plain, read
 from envfleet.train.loggers import TableLogger, read_rows
+from tests.support.system import child_env, file_limit
+from tests.support.training import Poisoned, config
 
-ROOT = Path(__file__).parents[2]
 STATE = {"weights": np.arange(600, dtype=np.float32), "numbers": [1, 2.5, None, "text"], "update": 3}
 WORDS = ["train", "CartPole-v1", "--n-envs", "2", "--num-steps", "32", "--backend", "serial", "--no-tensorboard", "--quiet"]
 WORDS += ["--preset", "none", "--checkpoint-every", "1"]
@@ -202,8 +201,7 @@ with PPOTrainer(config) as trainer:
 
 def test_a_second_trainer_is_refused_and_a_dead_one_does_not_block(tmp_path, capsys):
     words = [sys.executable, "-c", TRAINER, str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    first = subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen(words, env=child_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert first.stdout.readline() == "1\n"
     settings = {"num_envs": 2, "num_steps": 16, "total_steps": 1280, "seed": 1, "out": str(tmp_path), "resume": True}
     for more in ([], ["--resume"]):

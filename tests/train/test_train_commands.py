@@ -20,9 +20,10 @@ from envfleet.train import PPOConfig, PPOTrainer
 from envfleet.train.checkpoint import Checkpoints, read
 from envfleet.train.config import ALIASES, FIELDS, field_name
 from envfleet.train.settings import parse, schema, settings_from_yaml
+from tests.support.system import child_env
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+ENV = child_env()
 SMALL = ["--n-envs", "2", "--total-steps", "512", "--num-steps", "64", "--backend", "serial", "--no-tensorboard"]
 
 
@@ -137,7 +138,7 @@ def test_what_is_given_wins_over_the_preset_and_that_over_the_defaults():
         PPOConfig(gama=0.5)
 
 
-def test_names_and_values():
+def test_settings_are_read_by_their_other_names_and_from_text():
     assert field_name("n-envs") == "num_envs" and field_name("train.ent_coef") == "entropy"
     assert parse("total_steps", "1e5") == 100_000 and parse("total_steps", "100_000") == 100_000
     assert parse("env_kwargs", "length=5,name=x") == {"length": 5, "name": "x"}

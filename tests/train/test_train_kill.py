@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ import torch
 
 from envfleet.errors import CheckpointError
 from envfleet.train.checkpoint import Checkpoints, read, write
+from tests.support.system import child_env
 
-ROOT = Path(__file__).parents[2]
 CHILD = """
 import sys
 from envfleet.train import PPOConfig, PPOTrainer
@@ -36,8 +35,7 @@ with PPOTrainer(config) as trainer:
 
 def start(folder, updates, every):
     words = [sys.executable, "-c", CHILD, str(folder), str(updates), str(every)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, env=child_env(), stdout=subprocess.PIPE, text=True)
 
 
 def finished(folder, updates, every):

@@ -75,7 +75,7 @@ def test_hidden_columns():
         HideColumns(gym.make("Taxi-v3") if "Taxi-v3" in gym.registry else PixelCatch(), (0,))
 
 
-def test_names():
+def test_an_environment_is_found_by_module_and_name():
     assert resolve_env("gymnasium.envs.classic_control:CartPoleEnv")().action_space.n == 2
     assert resolve_env(TMaze) is TMaze
     for name, told in (
@@ -91,7 +91,7 @@ STATUS = {"step": 100, "total_steps": 1000, "sps": 50.0, "return": 3.25, "env": 
           "n_completed_episodes": 7, "n_envs": 8, "collect_share": 0.25}  # fmt: skip
 
 
-def test_views(capsys):
+def test_views_show_the_status_as_lines_or_as_a_table(capsys):
     out = io.StringIO()
     lines = Lines(out, every_s=1000.0)
     lines.show(STATUS)
@@ -132,7 +132,7 @@ def test_report_escapes_and_stands_alone(tmp_path):
     assert page.count("<svg") == 1 and "http" not in page and len(page) < 40_000
 
 
-def test_video_files(tmp_path):
+def test_a_video_file_needs_frames(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     frames = [np.full((33, 47, 3), value, np.uint8) for value in range(0, 250, 10)]
     assert write_video(tmp_path / "deep" / "a.mp4", frames).stat().st_size > 500

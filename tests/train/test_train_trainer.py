@@ -8,10 +8,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from train_helpers import Counting, Fragile, Masked, MaskedByInfo, Poisoned, Restless, config, trained, weights
 
 from envfleet.errors import BadArgument, FaultError
 from envfleet.train import CheckpointError, DeviceMissing, PPOTrainer, RunExists, TrainingStopped, load_agent
+from tests.support.training import Counting, Fragile, Masked, MaskedByInfo, Poisoned, Restless, config, trained, weights
 
 KINDS = {
     "markov": {"normalize_obs": True, "normalize_reward": True},

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from train_helpers import Fragile, MaskedByInfo, WithLimit, config
 
 from envfleet.networks.network_policy import Policy
 from envfleet.train import PPOTrainer
 from envfleet.util.trees import tree_leaves
+from tests.support.training import Fragile, MaskedByInfo, WithLimit, config
 
 
 class Checked(Policy):

@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core_ways import WAYS
-from envfleet.testing.conformance import Start
+from tests.support.ways import WAYS, starter
 
 EVERY = pytest.mark.parametrize("way", WAYS)
-
-
-def starter(way: str) -> Start:
-    backend, options = WAYS[way]
-    return Start(backend, **options)
 
 
 @EVERY

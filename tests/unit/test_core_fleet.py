@@ -11,20 +11,14 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from core_ways import WAYS
 from envfleet.backends.scripted import Fate, ScriptedBackend
 from envfleet.envs.probe import Counting, Faulty, Tasked
 from envfleet.errors import BadArgument, EnvTimeout, NotPicklable, RecvTimeout, SpacesDiffer, WorkerLost
 from envfleet.slots.layout import FAULT, LOUD, QUARANTINED, READY
 from envfleet.testing import Held, leaks_since
-from envfleet.testing.conformance import Start
+from tests.support.ways import WAYS, starter
 
 EVERY = pytest.mark.parametrize("way", WAYS)
-
-
-def starter(way: str) -> Start:
-    backend, options = WAYS[way]
-    return Start(backend, **options)
 
 
 class Talker(Counting):
@@ -203,7 +197,7 @@ def test_cycles_leave_nothing(way: str) -> None:
 
 @pytest.mark.full
 @EVERY
-def test_full_cycles(way: str) -> None:
+def test_two_hundred_cycles_leave_nothing(way: str) -> None:
     cycles(way, 200)
 
 

@@ -11,19 +11,13 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from core_ways import WAYS
 from envfleet.envs.probe import Counting, Waiting
 from envfleet.errors import EnvFailed, FaultError
 from envfleet.slots.layout import FAULT
 from envfleet.testing import record
-from envfleet.testing.conformance import Start
+from tests.support.ways import WAYS, starter
 
 EVERY = pytest.mark.parametrize("way", WAYS)
-
-
-def starter(way: str) -> Start:
-    backend, options = WAYS[way]
-    return Start(backend, **options)
 
 
 class Odd(BaseException):

@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+
 from bench import stats
 from bench.stats import Slice, difference_ns, estimate, ratio, take_turns
 

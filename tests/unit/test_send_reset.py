@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from core_ways import WAYS
 from envfleet.backends.worker_handle import WorkerHandle
 from envfleet.errors import BadArgument, SlotBusy
 from envfleet.workers.shared_memory import Pulse
+from tests.support.ways import WAYS
 
 
 class Told(gym.Env):

@@ -1,14 +1,12 @@
 """Our server as a process of its own, as `envfleet serve` runs it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
-SRC = Path(__file__).parent.parent.parent / "src"
+from tests.support.system import child_env
 
 
 class OurServer:
@@ -23,11 +21,9 @@ class OurServer:
         return self.start()
 
     def start(self):
-        paths = os.pathsep.join([str(SRC), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "PYTHONPATH": paths}
         command = [*self.command, "--port", self.port]
         errors = None if self.log is None else self.log.open("ab")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_env())
         self.line = self.process.stdout.readline()
         self.url = self.line.split(" on ")[1].split(" ")[0]
         self.port = self.url.rpartition(":")[2]

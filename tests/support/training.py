@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -30,17 +27,6 @@ def trained(settings: PPOConfig) -> torch.Tensor:
     with PPOTrainer(settings) as trainer:
         trainer.train()
         return weights(trainer)
-
-
-@contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes: the write that crosses the line is short, the next one fails (EFBIG)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores SIGXFSZ
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class Masked(gym.Env):

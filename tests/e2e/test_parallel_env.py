@@ -1,4 +1,4 @@
-"""A quick check of an installation: `python tests/test_parallel_env.py` runs it and prints a verdict; pytest runs it too."""
+"""A quick check of an installation: `python tests/e2e/test_parallel_env.py` runs it and prints a verdict; pytest runs it too."""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import warnings
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -29,6 +27,36 @@ def episode(number, length=12):
         step_latencies=rng.random(length),
         episode=number,
     )
+
+
+def full_episode(episode, length=4, **changes):
+    """An episode with every field set and nested observations; all follows from its number."""
+    rng = np.random.default_rng(episode)
+    flags = np.zeros(length, dtype=bool)
+    flags[-1:] = True
+    fields = {
+        "env_name": "Maze",
+        "observations": {
+            "image": rng.integers(0, 255, (length + 1, 3, 2), dtype=np.uint8),
+            "pose": (rng.normal(size=(length + 1, 2)).astype(np.float32), rng.random(length + 1) < 0.5),
+        },
+        "actions": rng.integers(0, 4, length),
+        "rewards": rng.normal(size=length),
+        "terminated": flags if episode % 2 else ~flags & False,
+        "truncated": ~flags & False if episode % 2 else flags,
+        "infos": [{"t": t} for t in range(length)],
+        "reset_info": {"map": "a"},
+        "seed": 2**62 + episode,
+        "task": {"level": episode, "name": "maze"},
+        "slot": episode % 3,
+        "episode": episode,
+        "policy_version": np.arange(length),
+        "extras": {"logprob": rng.normal(size=length).astype(np.float32)},
+        "wall_s": 0.5,
+        "started_s": 12.0,
+        "step_latencies": rng.random(length),
+    }
+    return Rollout(**{**fields, **changes})
 
 
 def everything(rollout):
@@ -63,14 +91,3 @@ def resumed(directory, **options):
         warnings.simplefilter("always")
         writer = DatasetWriter(directory, resume=True, **options)
     return writer, [str(one.message) for one in seen if issubclass(one.category, DamagedWarning)]
-
-
-@contextmanager
-def file_limit(size):
-    """No file may grow beyond so many bytes: the write that crosses the line is short, the next one fails (EFBIG)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores SIGXFSZ
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chaos.child import run_batches, run_cases
+from tests.chaos.child import run_batches, run_cases
 
 CORES = ("1", "0")
 PROCESSES = ("pipe", "shm")
@@ -46,6 +46,17 @@ class Prepared:
     def __init__(self) -> None:
         self._batches: dict[Any, dict[Any, dict[str, Any]]] = {}
         self._results: dict[Any, dict[str, Any]] | None = None
+
+    @classmethod
+    def chosen(cls, request: Any, parameter: str, cases: dict[str, tuple[str, Any, dict[str, Any], bool]]) -> Prepared:
+        """The cases of this test run: key -> (core, group, case, whether only with the full counts), by the name of the parameter."""
+        found, full = cls(), wants_full(request.config)
+        for item in request.session.items:
+            key = getattr(getattr(item, "callspec", None), "params", {}).get(parameter)
+            if key in cases and (full or not cases[key][3]):
+                core, group, what, _ = cases[key]
+                found.add(core, group, key, what)
+        return found
 
     def add(self, core: str, group: Any, key: Any, case: dict[str, Any]) -> None:
         """`group`: cases that may share a child."""

@@ -15,6 +15,7 @@ from envfleet.backends.shm import ShmBackend
 from envfleet.backends.slot_mover import Mover
 from envfleet.slots.layout import FAULT
 from envfleet.slots.slab import Slots
+from envfleet.testing.conformance import Start
 
 
 class SharingPipe(PipeBackend):
@@ -72,6 +73,12 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "pipe": ("pipe", {"start_method": "fork"}),
     "shm": ("shm", {"start_method": "fork"}),
 }
+
+
+def starter(way: str) -> Start:
+    """Starts fleets in one of the ways."""
+    backend, options = WAYS[way]
+    return Start(backend, **options)
 
 
 def load_backend(where: str) -> Any:

@@ -1,6 +1,6 @@
 """Real official servers in interpreters of their own, created once and kept between runs.
 
-`python tests/remote/servers.py` creates them all beforehand.
+`python -m tests.support.official_servers` creates them all beforehand.
 """
 
 import contextlib
@@ -12,8 +12,9 @@ import sys
 import urllib.request
 from pathlib import Path
 
-HERE = Path(__file__).parent
-CACHE = Path(os.environ.get("ENVFLEET_TEST_VENVS", HERE.parent.parent / ".envs"))
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = Path(os.environ.get("ENVFLEET_TEST_VENVS", ROOT / ".envs"))
 NEW, OLD = "openenv==0.10.0", "openenv-core==0.3.0"  # one project under two names: never both in one venv
 OURS = ("gymnasium", "cloudpickle", "threadpoolctl")  # what envfleet itself needs, to meet official client objects
 
@@ -102,7 +103,7 @@ def run_official(package: str, script: str, *args: str, timeout_s: float = 120) 
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     if done.returncode:
         raise AssertionError(f"{script} failed:\n{done.stdout}\n{done.stderr[-3000:]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
@@ -179,3 +180,10 @@ class Breaks(Clock):
             Breaks.left -= 1
             raise RuntimeError("broken")
         return super().step(actions)
+
+
+class One(gym.Env):
+    """One agent only, for what is refused there."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)

@@ -12,12 +12,12 @@ import pytest
 
 import envfleet as ef
 from core_ways import WAYS
-from envfleet.backends.scripted import Fate, ScriptedBackend
 from envfleet.envs.probe import Counting, Faulty, Tasked
 from envfleet.errors import BadArgument, EnvTimeout, NotPicklable, RecvTimeout, SpacesDiffer, WorkerLost
 from envfleet.slots.layout import FAULT, LOUD, QUARANTINED, READY
 from envfleet.testing import Held, leaks_since
 from envfleet.testing.conformance import Start
+from scripted_backend import Fate, ScriptedBackend
 
 EVERY = pytest.mark.parametrize("way", WAYS)
 

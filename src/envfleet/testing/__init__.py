@@ -1,4 +1,4 @@
-"""For tests of fleets and of your own backends: canonical streams and their hashes, leak snapshots, and the fault kit.
+"""For tests of fleets and of your own backends: canonical streams and their hashes, leak snapshots, a proxy with faults.
 
     pytest tests/conformance --backend mine.py:Mine
 
@@ -21,7 +21,6 @@ import numpy as np
 
 from envfleet.core.batch import Batch, _leaf_values
 from envfleet.core.fleet import Fleet
-from envfleet.envs.probe import Faulty
 
 # -- canonical bytes ----------------------------------------------------------------------------------------------
 
@@ -276,48 +275,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-# -- the fault kit ------------------------------------------------------------------------------------------------
-
-PHASES = ("init", "reset", "step", "render", "close")
-WAYS = ("raise", "exit", "segv", "kill", "hang", "unpicklable")
-
-
-def can_happen(backend: str, phase: str, how: str) -> bool:
-    """Whether a fault can be had on a backend at all: no thread outlives its process, no pickle means no bad pickle.
-
-    Example:
-        >>> can_happen("shm", "step", "segv"), can_happen("thread", "step", "segv")
-        (True, False)
-    """
-    if how == "unpicklable":
-        return backend in ("pipe", "shm") and phase in ("reset", "step", "render")
-    if backend in ("pipe", "shm"):
-        return True
-    return how == "raise" or (how == "hang" and backend in ("thread", "aio"))
-
-
-def fault_matrix(backend: str) -> list[tuple[str, str]]:
-    """Every (phase, way to fail) that can happen on a backend.
-
-    Example:
-        >>> len(fault_matrix("shm")), len(fault_matrix("thread"))
-        (28, 10)
-    """
-    return [(phase, how) for phase in PHASES for how in WAYS if can_happen(backend, phase, how)]
-
-
-def faulty(phase: str, how: str, **options: Any) -> Callable[[], Faulty]:
-    """A factory of an env that fails in that way; see `envfleet.envs.probe.Faulty`.
-
-    Example:
-        >>> faulty("step", "raise", at=2)().at
-        2
-    """
-    return lambda: Faulty(phase, how, **options)
-
-
 def __getattr__(name: str) -> Any:
-    # The proxy that cuts and stalls connections lives with the wire it is made for, and needs nothing else of it.
     if name == "ChaosProxy":
         from envfleet.testing.flaky_proxy import ChaosProxy
 

@@ -165,7 +165,7 @@ def _moves_below(probe: Probe, num_slots: int, cpus: int, num_workers: int | Non
         (2, 0)
     """
     alone = [
-        choose(probe, num_slots, cpus, None, num_workers, True, Load(cpus, float(free), 0.0)).backend == "serial"
+        choose(probe, num_slots, cpus, None, num_workers, True, Load(cpus, float(free))).backend == "serial"
         for free in range(cpus)
     ]
     return max((free + 1 for free in range(cpus) if alone[free]), default=0)

@@ -13,6 +13,7 @@ from envfleet.faults.failure import Failure, exit_words, init_fault
 from envfleet.multiagent.agent_env import AgentEnv
 from envfleet.slots.factories import Recipe
 from envfleet.util.text import first_line
+from envfleet.util.trees import tree_leaves
 
 #: How long the probe steps an env; up to MOST times that where steps are slow.
 PROBE_S, MOST = 0.25, 2
@@ -59,7 +60,7 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
         if steps == warm:  # the first steps run checks and fill caches; where they are slow, they are all there is
             steps, warm, begun = 0, 0, _marks()
     wall_s, cpu_s, pauses = (now - then for now, then in zip(_marks(), begun))
-    size = sum(getattr(leaf, "nbytes", 8) for leaf in _leaves(obs))
+    size = sum(getattr(leaf, "nbytes", 8) for _, leaf in tree_leaves(obs))
     return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": int(size), "is_async": False, "pauses": pauses / steps}
 
 
@@ -151,11 +152,3 @@ def _ask(backend: Any, function: Callable[[Any], Any], timeout_s: float, name: s
 
 def _is_async(env: Any) -> bool:
     return inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset)
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    if isinstance(value, tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]

@@ -7,6 +7,7 @@ runs the conformance suite on a backend of yours; `envfleet.testing.conformance`
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from envfleet.core.batch import Batch, _leaf_values
 from envfleet.core.fleet import Fleet
@@ -126,8 +128,6 @@ class Actions:
     """
 
     def __init__(self, space: Any, num_slots: int, seed: int = 0) -> None:
-        import copy
-
         self._spaces = [copy.deepcopy(space) for _ in range(num_slots)]
         for slot, own in enumerate(self._spaces):
             own.seed(seed + slot)
@@ -135,8 +135,6 @@ class Actions:
 
     def of(self, slots: Any) -> Any:
         """A batch of actions for these slots, as Gymnasium batches them."""
-        from gymnasium.vector.utils import concatenate, create_empty_array
-
         drawn = [self._spaces[int(slot)].sample() for slot in slots]
         return concatenate(self._space, drawn, create_empty_array(self._space, len(drawn)))  # type: ignore[arg-type]
 
@@ -202,12 +200,7 @@ class Held:
 
 
 def leaks_since(before: Held, within_s: float = 5.0) -> dict[str, list[Any]]:
-    """What is still held beyond `before` after at most `within_s`; {} as soon as nothing is.
-
-    Example:
-        >>> leaks_since(Held.now())
-        {}
-    """
+    """What is still held beyond `before` after at most `within_s`; {} as soon as nothing is."""
     deadline = time.monotonic() + within_s
     while True:
         found = Held.now().beyond(before)
@@ -225,12 +218,7 @@ def _fds() -> Iterator[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, zombies left out.
-
-    Example:
-        >>> os.getpid() in descendants(os.getppid())
-        True
-    """
+    """Every living process below `pid`, zombies left out."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -248,12 +236,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
-    """Whether a condition came true in time. For conditions of the world outside; fleets have `recv`.
-
-    Example:
-        >>> wait_until(lambda: True)
-        True
-    """
+    """Whether a condition came true in time. For conditions of the world outside; fleets have `recv`."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -263,12 +246,7 @@ def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie.
-
-    Example:
-        >>> alive(os.getpid())
-        True
-    """
+    """Whether a process is there and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:  # no such process

@@ -116,19 +116,19 @@ def run_probe(recipe: Recipe, also: Callable[[Any], Any] | None = None) -> tuple
     """
     from envfleet.backends.pipe import PipeBackend
 
-    backend, patience_s = PipeBackend(num_workers=1), 0.0  # who failed is not asked to close
+    backend, patience_s = PipeBackend(num_workers=1), 0.0  # an env that failed gets no time to close
     try:
         built = backend.start(dataclasses.replace(recipe, factories=recipe.factories[:1]))[0]
         if not isinstance(built, dict):
             raise ProbeFailed(first_line(init_fault(0, built)))
         reset_s = _ask(backend, first_reset, recipe.reset_timeout_s, f"reset_timeout_s={recipe.reset_timeout_s:g}")
-        # From here on it hangs in a step, most likely; a reset among them may take a while, if the first did.
+        # A hang from here on is most likely in a step. Resets among the steps may be slow, if the first one was.
         resets_s = min(recipe.reset_timeout_s, 0.5 + 10.0 * reset_s)
         limit_s = 2 * MOST * PROBE_S + resets_s + recipe.step_timeout_s
         probe = Probe(**_ask(backend, measure_env, limit_s, f"step_timeout_s={recipe.step_timeout_s:g}"))
-        told = _ask(backend, also, recipe.step_timeout_s, "step_timeout_s") if also else None
+        second = _ask(backend, also, recipe.step_timeout_s, "step_timeout_s") if also else None
         patience_s = 2.0
-        return probe, told
+        return probe, second
     finally:
         backend.close(patience_s)
 

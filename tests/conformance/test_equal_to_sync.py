@@ -17,7 +17,7 @@ from envfleet.testing import canonical, record
 MODES = ("NextStep", "SameStep", "Disabled")
 # Gymnasium 1.4 has retired Taxi-v3; where it is still there it is the one.
 TAXI = "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3"
-BACKENDS = ("serial", "thread", "aio", "scripted", "pipe", "shm")
+BACKENDS = ("serial", "thread", "aio", "pipe", "shm")
 
 
 class Chatty(gym.Env[Any, Any]):

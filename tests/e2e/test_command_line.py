@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -143,25 +142,6 @@ def test_demo_compares_two_backends():
     assert done.returncode == 0, done.stderr
     assert len(set(re.findall(r"sha256 (\w+)", done.stdout))) == 1
     assert done.stdout.splitlines()[-1] == "the two backends gave the same bytes"
-
-
-def test_demo_on_a_terminal_shows_a_bar_and_the_same_result():
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "envfleet", "demo", "--backends", "--steps", "400"],
-        stdout=theirs,
-        env={**os.environ, "TERM": "xterm"},
-    )
-    os.close(theirs)
-    said = b""
-    try:
-        while part := os.read(ours, 65536):
-            said += part
-    except OSError:
-        pass  # the other end of a terminal went away: everything was read
-    os.close(ours)
-    assert process.wait(60) == 0
-    assert "━" in said.decode() and b"the two backends gave the same bytes" in said
 
 
 def test_doctor_tries_every_start_method_without_importing_torch():

@@ -29,7 +29,10 @@ def test_gymnasiums_vector_wrappers(way: str, tmp_path: Path) -> None:
     backend, options = WAYS[way]
     fns = [lambda: gym.make("CartPole-v1", max_episode_steps=10)] * 3
     results = []
-    for envs in (gym.vector.SyncVectorEnv(fns), ef.make_vec(fns, backend=backend, **options)):
+    for envs in (
+        gym.vector.SyncVectorEnv(fns),
+        ef.make_vec(fns, backend=backend if isinstance(backend, str) else backend(), **options),
+    ):
         wrapped = gym.wrappers.vector.NormalizeObservation(gym.wrappers.vector.RecordEpisodeStatistics(envs))
         wrapped.action_space.seed(0)
         out = [canonical(wrapped.reset(seed=1)[0])]

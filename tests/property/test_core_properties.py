@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envfleet as ef
-from envfleet.backends.scripted import Fate, ScriptedBackend
 from envfleet.envs.probe import Tasked
 from envfleet.slots.layout import FAULT, QUARANTINED, READY
 from envfleet.testing import canonical
 from envfleet.testing.conformance import Start
+from tests.support.scripted_backend import Fate, ScriptedBackend
 from tests.support.ways import WAYS
 
 DTYPES = [np.float16, np.float32, np.float64, np.int8, np.uint8, np.int16, np.int32, np.uint16, np.int64]

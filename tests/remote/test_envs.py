@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envfleet.envs.connect4 import Connect4, Connect4Action, drop, evaluate, legal_columns, minimax_scores, wins
-from envfleet.envs.connect4_levels import LEVELS, level_tasks, make_level
+from envfleet.envs.connect4 import LEVELS, Connect4, Connect4Action, drop, evaluate, legal_columns, minimax_scores, wins
 from envfleet.envs.echo import AsyncEcho, Echo, EchoAction
 from envfleet.errors import BadArgument, ResetNeeded
 from envfleet.remote import Connect4Client, EchoClient
@@ -94,9 +93,8 @@ def random_move(rng, info):
 
 
 def test_levels_are_ordered():
-    rate = {level: np.mean([play(make_level(level), seed, random_move)[1] == 1 for seed in range(40)]) for level in LEVELS}
+    rate = {level: np.mean([play(Connect4(LEVELS[level]), seed, random_move)[1] == 1 for seed in range(40)]) for level in LEVELS}
     assert rate["easy"] > rate["medium"] + 0.1 > rate["hard"], rate
-    assert level_tasks()[-1] == {"level": "hard"}
     env = Connect4()
     env.reset(options={"level": "hard"})
     assert env._depth == 2

@@ -16,6 +16,7 @@ from envfleet.backends.slot_mover import Mover
 from envfleet.slots.layout import FAULT
 from envfleet.slots.slab import Slots
 from envfleet.testing.conformance import Start
+from tests.support.scripted_backend import ScriptedBackend
 
 
 class SharingPipe(PipeBackend):
@@ -69,7 +70,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "serial": ("serial", {}),
     "thread": ("thread", {}),
     "aio": ("aio", {}),
-    "scripted": ("scripted", {}),
+    "scripted": (ScriptedBackend, {}),
     "pipe": ("pipe", {"start_method": "fork"}),
     "shm": ("shm", {"start_method": "fork"}),
 }

@@ -138,7 +138,7 @@ def test_large_observations_are_worth_sharing_out():
 def test_what_may_not_run_here_never_does() -> None:
     for step_s in (1e-7, 1e-5, 1e-3):
         for num_slots in (1, 2, 8, 256):
-            for load in (None, Load(2, 0.0, 1.0), Load(2, 1.0, 0.0)):
+            for load in (None, Load(2, 0.0), Load(2, 1.0)):
                 choice = pick(step_s, num_slots, here=False, load=load)
                 assert (choice.backend, choice.isolate) == ("shm", True), choice
     assert pick(50e-3, 64, cpu_s=1e-4, here=False).backend == "pipe"
@@ -149,14 +149,14 @@ def test_what_may_not_run_here_never_does() -> None:
 @pytest.mark.parametrize("num_slots", [8, 64])
 @pytest.mark.parametrize("free", [0.0, 0.4, 1.0, 1.3])
 def test_cheap_envs_stay_in_one_process_where_the_cores_are_taken(num_slots: int, free: float) -> None:
-    choice = pick(10e-6, num_slots, load=Load(2, free, 0.5))
+    choice = pick(10e-6, num_slots, load=Load(2, free))
     assert choice.backend == "serial" and f"{free:.1f} of 2 CPUs are free" in choice.reason
-    assert pick(10e-6, num_slots, load=Load(2, free, 0.5), here=False).num_workers == 1
-    assert pick(10e-6, num_slots, load=Load(2, 1.8, 0.5)) == pick(10e-6, num_slots)  # quiet: nothing changes
+    assert pick(10e-6, num_slots, load=Load(2, free), here=False).num_workers == 1
+    assert pick(10e-6, num_slots, load=Load(2, 1.8)) == pick(10e-6, num_slots)  # quiet: nothing changes
 
 
 def test_long_shares_outlast_others_and_spare_cores_are_used() -> None:
-    ant = pick(350e-6, 64, load=Load(2, 0.0, 1.0))
+    ant = pick(350e-6, 64, load=Load(2, 0.0))
     assert (ant.backend, ant.num_workers, ant.isolate) == ("shm", 2, True) and "others use the machine" in ant.reason
-    assert pick(10e-6, 64, cpus=8, load=Load(8, 5.2, 0.2)).num_workers == 5
-    assert pick(10e-6, 64, cpus=8, num_workers=3, load=Load(8, 5.2, 0.2)).num_workers == 3
+    assert pick(10e-6, 64, cpus=8, load=Load(8, 5.2)).num_workers == 5
+    assert pick(10e-6, 64, cpus=8, num_workers=3, load=Load(8, 5.2)).num_workers == 3

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import envfleet as ef
-from envfleet.backends.scripted import Fate, ScriptedBackend
 from envfleet.envs.probe import Counting, Faulty, Tasked
 from envfleet.errors import BadArgument, EnvTimeout, NotPicklable, RecvTimeout, SpacesDiffer, WorkerLost
 from envfleet.slots.layout import FAULT, LOUD, QUARANTINED, READY
 from envfleet.testing import Held, leaks_since
+from tests.support.scripted_backend import Fate, ScriptedBackend
 from tests.support.ways import WAYS, starter
 
 EVERY = pytest.mark.parametrize("way", WAYS)

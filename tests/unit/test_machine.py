@@ -19,10 +19,9 @@ from envfleet.util.machine import CpuWatch, current_load
 class FakeMachine:
     """A /proc whose CPUs are used as told; `sleep` moves its clock."""
 
-    def __init__(self, root: Path, used: list[float], stalled: float = 0.0) -> None:
-        self.root, self.used, self.stalled, self.now = root, used, stalled, 100.0
-        self.busy_s, self.idle_s, self.stalled_s = [50.0] * len(used), [50.0] * len(used), 1.0
-        (root / "pressure").mkdir(parents=True, exist_ok=True)
+    def __init__(self, root: Path, used: list[float]) -> None:
+        self.root, self.used, self.now = root, used, 100.0
+        self.busy_s, self.idle_s = [50.0] * len(used), [50.0] * len(used)
         self.write()
 
     def write(self) -> None:
@@ -32,9 +31,6 @@ class FakeMachine:
             for i, (busy, idle) in zip(sorted(os.sched_getaffinity(0)), zip(self.busy_s, self.idle_s))
         ]
         (self.root / "stat").write_text("cpu 0 0 0 0 0 0 0 0 0 0\n" + "\n".join(rows) + "\nintr 1 2 3\n")
-        (self.root / "pressure" / "cpu").write_text(
-            f"some avg10=0.00 avg60=0.00 avg300=0.00 total={self.stalled_s * 1e6:.0f}\nfull avg10=0.00 total=0\n"
-        )
 
     def sleep(self, seconds: float) -> None:
         seconds = max(seconds, 1.0)  # longer than asked for: the kernel's hundredths do not blur it
@@ -42,7 +38,6 @@ class FakeMachine:
         for i, share in enumerate(self.used):
             self.busy_s[i] += share * seconds
             self.idle_s[i] += (1 - share) * seconds
-        self.stalled_s += self.stalled * seconds
         self.write()
 
     def watch(self, cgroup: Path | None = None) -> CpuWatch:
@@ -56,12 +51,12 @@ def two_cpus(monkeypatch: Any) -> None:
 
 
 def test_how_busy_the_machine_is_is_read_from_the_kernel(tmp_path: Path, two_cpus: None) -> None:
-    machine = FakeMachine(tmp_path, [1.0, 0.25], stalled=0.3)
+    machine = FakeMachine(tmp_path, [1.0, 0.25])
     watch = machine.watch()
     assert watch.look() is None  # no time has passed
     machine.sleep(1.0)
     load = watch.look()
-    assert load is not None and load.free == pytest.approx(0.75, abs=0.03) and load.stalled == pytest.approx(0.3, abs=0.01)
+    assert load is not None and load.free == pytest.approx(0.75, abs=0.03)
     assert load.whole == 1 and load.is_busy
     machine.used = [0.05, 0.05]
     machine.sleep(1.0)
@@ -74,7 +69,7 @@ def test_how_busy_the_machine_is_is_read_from_the_kernel(tmp_path: Path, two_cpu
 
 
 def test_a_quota_that_is_used_up_leaves_nothing(tmp_path: Path, two_cpus: None) -> None:
-    machine, group = FakeMachine(tmp_path / "proc", [0.0, 0.0]), tmp_path / "cgroup"
+    machine, group = FakeMachine(tmp_path, [0.0, 0.0]), tmp_path / "cgroup"
     group.mkdir()
     (group / "cpu.max").write_text("150000 100000\n")
     (group / "cpu.stat").write_text("usage_usec 1000000\nuser_usec 5\n")

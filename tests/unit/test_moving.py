@@ -25,7 +25,7 @@ class Machine:
         return self.now
 
     def look(self, own_s: float = 0.0) -> Load | None:
-        return None if self.blind else Load(2, self.free, 0.0)
+        return None if self.blind else Load(2, self.free)
 
 
 class Pretended:

@@ -7,6 +7,7 @@ import pytest
 import envfleet as ef
 from envfleet.backends.worker_handle import WorkerHandle
 from envfleet.errors import BadArgument, SlotBusy
+from envfleet.testing.conformance import Start
 from envfleet.workers.shared_memory import Pulse
 from tests.support.ways import WAYS
 
@@ -28,7 +29,7 @@ class Told(gym.Env):
 @pytest.mark.parametrize("way", ["serial", "thread", "aio", "pipe", "shm"])
 def test_it_gives_what_reset_gives(way):
     backend, options = WAYS[way]
-    with ef.make("CartPole-v1", num_envs=4, backend=backend, **options) as fleet:
+    with Start(backend, **options)("CartPole-v1", 4) as fleet:
         whole = fleet.reset(seed=3)
         fleet.send_reset(seed=3, slots=[0, 2])
         with pytest.raises(SlotBusy):

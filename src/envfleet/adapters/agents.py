@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument
 from envfleet.multiagent.groups import AgentGroup
 from envfleet.slots.layout import gather, leaves_of
+from envfleet.util.trees import space_tree, tree_map
 
 Array = np.ndarray[Any, Any]
 
@@ -70,12 +73,10 @@ class AsyncPettingZooVecEnv(FleetView):
             raise BadArgument("these environments have one agent: use envfleet.make_vec for them")
         self.copy, self.dead_actions = copy, dead_actions
         self.num_envs, self.num_agents = self.fleet.num_envs, self.fleet.num_agents
-        self.possible_agents = list(self.fleet.agents)
-        self.agents = list(self.fleet.agents)
+        self.possible_agents, self.agents = list(self.fleet.agents), list(self.fleet.agents)
         self.metadata, self.render_mode = self.fleet.metadata, self.fleet.render_mode
         self.active = dict.fromkeys(self.agents, np.zeros(self.num_envs, bool))
         self._of = {agent: (group, place) for group in self.fleet.groups for place, agent in enumerate(group.agents)}
-        self._index = {agent: i for i, agent in enumerate(self.agents)}
 
     @property
     def unwrapped(self) -> AsyncPettingZooVecEnv:
@@ -104,10 +105,6 @@ class AsyncPettingZooVecEnv(FleetView):
         """Reset all; an int gives env i the seed `seed + i`."""
         batch = self.fleet.reset(seed=seed, options=options)
         return self._observations(batch.obs), self._infos(batch)
-
-    def _actions(self, actions: Any) -> Any:
-        """A dict agent -> [N, …], or a list with a dict (or a list in the order of `agents`) per env."""
-        return self._joint(actions)
 
     def _result(self, batch: Batch) -> Any:
         """(observations, rewards, terminated, truncated, infos), each a dict by agent."""
@@ -157,9 +154,14 @@ class AsyncPettingZooVecEnv(FleetView):
 
     # -- actions ------------------------------------------------------------------------------------------------
 
-    def _joint(self, actions: Any) -> Any:
+    def _actions(self, actions: Any) -> Any:
+        """A dict agent -> [N, …], or a list with a dict (or a list in the order of `agents`) per env."""
         if not isinstance(actions, Mapping):
-            actions = self._from_rows(actions)
+            if len(actions) != self.num_envs:
+                raise BadArgument(f"actions for {len(actions)} envs; there are {self.num_envs}")
+            rows = [row if isinstance(row, Mapping) else dict(zip(self.agents, row)) for row in actions]
+            named = dict.fromkeys(agent for row in rows for agent in row)
+            actions = {agent: [row.get(agent) for row in rows] for agent in named}
         strange = set(actions) - set(self.agents)
         if strange:
             raise BadArgument(f"actions for {sorted(map(str, strange))}, but the agents are {self.agents}")
@@ -177,9 +179,7 @@ class AsyncPettingZooVecEnv(FleetView):
         given = np.zeros(self.num_envs, bool)
         if value is not None:
             for leaf, row in zip(leaves, rows):
-                part = value
-                for key in leaf.path:
-                    part = part[key]
+                part = functools.reduce(operator.getitem, leaf.path, value)
                 given = _fill_given(row, part, agent, self.num_envs)
         missing = np.flatnonzero(active & ~given)
         if len(missing):
@@ -190,16 +190,6 @@ class AsyncPettingZooVecEnv(FleetView):
                 f"an action for agent {agent!r} in envs {dead.tolist()}, where it is not active: leave it out (a masked "
                 "array, NaN or None), or use dead_actions='ignore'"
             )
-
-    def _from_rows(self, actions: Any) -> dict[str, Any]:
-        """One dict or list of actions per env, as a dict by agent with None where there is nothing."""
-        if len(actions) != self.num_envs:
-            raise BadArgument(f"actions for {len(actions)} envs; there are {self.num_envs}")
-        rows = [row if isinstance(row, Mapping) else dict(zip(self.agents, row)) for row in actions]
-        strange = {agent for row in rows for agent in row} - set(self.agents)
-        if strange:
-            raise BadArgument(f"actions for {sorted(map(str, strange))}, but the agents are {self.agents}")
-        return {agent: [row.get(agent) for row in rows] for agent in self.agents}
 
 
 class AgentsAsBatch(FleetView, VectorEnv[Any, Any, Any]):
@@ -243,10 +233,8 @@ class AgentsAsBatch(FleetView, VectorEnv[Any, Any, Any]):
 
     def _actions(self, actions: Any) -> Any:
         shape = self.fleet.num_envs, self.fleet.num_agents
-        leaves = leaves_of(self.single_action_space)
-        parts = [_follow(actions, leaf.path) for leaf in leaves]
-        joint = [np.asarray(part).reshape(*shape, *leaf.shape) for leaf, part in zip(leaves, parts)]
-        return gather(self.single_action_space, joint)
+        spaces = space_tree(self.single_action_space)
+        return tree_map(lambda space, part: np.asarray(part).reshape(*shape, *space.shape), spaces, actions)
 
     def _result(self, batch: Batch) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         flat = self.num_envs
@@ -274,24 +262,13 @@ def action_masks(fleet: Fleet, batch: Batch) -> dict[str, Array]:
 
 def agent_part(fleet: Fleet, tree: Any, group: AgentGroup, place: int) -> Any:
     """One agent's part, [n, …], of `batch.obs` or `batch.final_obs`."""
-    leaves = leaves_of(group.observation_space)
     mine = tree if len(fleet.groups) == 1 else tree[group.name]
-    return gather(group.observation_space, [_follow(mine, leaf.path)[:, place] for leaf in leaves])
-
-
-def _follow(tree: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
+    return tree_map(lambda leaf: leaf[:, place], mine)
 
 
 def _rows(tree: Any) -> Any:
     """[n, A, …] as [n * A, …], leaf by leaf."""
-    if isinstance(tree, dict):
-        return {key: _rows(value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_rows(value) for value in tree)
-    return tree.reshape(-1, *tree.shape[2:])
+    return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
 
 
 def _put(info: dict[str, Any], key: str, value: Any, row: int, count: int) -> None:

@@ -9,35 +9,22 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from envfleet.adapters.fleet_view import FleetView, refuse_agents
+from envfleet.adapters.fleet_view import SingleAgentView
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
-from envfleet.slots.layout import gather
 
 
-class _ClassicView(FleetView):
+class _ClassicView(SingleAgentView):
     """A fleet with its spaces, in the words of these scripts."""
 
     def __init__(self, fleet: Fleet) -> None:
-        refuse_agents(fleet)
-        self.fleet = fleet
-        self.num_envs = self.n_envs = fleet.num_envs
-        self.single_observation_space = fleet.single_observation_space
-        self.single_action_space = fleet.single_action_space
-        self.observation_space = fleet.observation_space
-        self.action_space = fleet.action_space
+        super().__init__(fleet)
+        self.n_envs = fleet.num_envs
 
     def render(self, slot: int = 0) -> Any:
         """What one env renders."""
         return self.fleet.render(slot)
-
-    def _final(self, batch: Batch, row: int) -> Any:
-        values = []
-        for i, array in enumerate(self.fleet.slab.leaf_arrays("final_obs")):
-            slot = int(batch.slots[row])
-            values.append(self.fleet.slab.mail["final_obs"][i][slot] if array is None else array[slot, 0].copy())
-        return gather(self.single_observation_space, values)
 
 
 class ParallelEnv(_ClassicView):
@@ -80,7 +67,7 @@ class ParallelEnv(_ClassicView):
         """obs, rewards, terminated, truncated, infos."""
         infos = [dict(info) for info in batch.info]
         for row in np.flatnonzero(batch.ended).tolist():
-            infos[row]["final_obs"] = self._final(batch, row)
+            infos[row]["final_obs"] = self._final_obs(row)
             infos[row]["final_info"] = batch.final_info[row]
         return batch.obs, batch.reward, batch.terminated, batch.truncated, infos
 
@@ -114,7 +101,7 @@ class VectorizedEnvs(_ClassicView):
         """obs, rewards, dones, infos."""
         infos = [dict(info) for info in batch.info]
         for row in np.flatnonzero(batch.ended).tolist():
-            infos[row] = {**batch.final_info[row], "terminal_observation": self._final(batch, row)}
+            infos[row] = {**batch.final_info[row], "terminal_observation": self._final_obs(row)}
             infos[row]["TimeLimit.truncated"] = bool(batch.truncated[row] and not batch.terminated[row])
         return batch.obs, batch.reward, batch.ended, infos
 

@@ -58,7 +58,12 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         reward: Literal["sum", "mean"] | Callable[[Mapping[str, float]], float] = "sum",
         dead_actions: Literal["ignore", "refuse"] = "ignore",
     ) -> None:
-        self.env, self._turns = env, _turns_of(env)
+        if not hasattr(env, "possible_agents"):
+            raise BadArgument(
+                f"{type(env).__name__} has no possible_agents: give an instance of a PettingZoo AECEnv or ParallelEnv "
+                "(a Gymnasium environment needs no flattening)"
+            )
+        self.env, self._parallel = env, _AecCycles(env) if hasattr(env, "agent_iter") else env
         if not callable(reward) and reward not in ("sum", "mean"):
             raise BadArgument(f"reward={reward!r}: choose 'sum', 'mean' or give a callable of {{agent: reward}}")
         if dead_actions not in ("ignore", "refuse"):
@@ -79,7 +84,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         """Reset the environment; the joint observation and who acts."""
         super().reset(seed=seed)
         self._success = {}
-        observations, infos = self._turns.reset(seed, options)
+        observations, infos = self._parallel.reset(seed=seed, options=options)
         self._active = {agent: observations[agent] for agent in self.env.agents}
         return self._joint(observations), self._info(infos, over=False)
 
@@ -91,7 +96,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         if self._refuse:
             self._check_dead(joint)
         chosen = {agent: self._part(agent, joint) for agent in self._active}
-        observations, rewards, terminated, truncated, infos = self._turns.step(chosen)
+        observations, rewards, terminated, truncated, infos = self._parallel.step(chosen)
         over = not self.env.agents
         self._active = {agent: observations[agent] for agent in self.env.agents}
         cut = over and any(cut and not terminated.get(agent) for agent, cut in truncated.items())
@@ -166,28 +171,13 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         return info
 
 
-# -- the two kinds of environment ----------------------------------------------------------------------------------
+# -- one agent after the other ------------------------------------------------------------------------------------
 
 Result = tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]
 
 
-class _ParallelTurns:
-    """A parallel environment as it is."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        observations, infos = self.env.reset(seed=seed, options=options)
-        return observations, infos
-
-    def step(self, actions: Mapping[str, Any]) -> Result:
-        result: Result = self.env.step(dict(actions))
-        return result
-
-
-class _AecTurns:
-    """An AEC environment, one full cycle at a time."""
+class _AecCycles:
+    """An AEC environment, one full cycle at a time, with the methods of a parallel one."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -196,39 +186,28 @@ class _AecTurns:
         self.env.reset(seed=seed, options=options)
         return self._observations(), dict(self.env.infos)
 
-    def step(self, actions: Mapping[str, Any]) -> Result:
-        env, left = self.env, dict(actions)
-        rewards: dict[str, float] = {}
+    def step(self, actions: dict[str, Any]) -> Result:
+        env, rewards = self.env, dict[str, float]()
         ends: dict[str, tuple[Any, bool, bool, Any]] = {}
         while env.agents:
             agent = env.agent_selection
             if env.terminations[agent] or env.truncations[agent]:
-                ends[agent] = (env.observe(agent), env.terminations[agent], env.truncations[agent], env.infos[agent])
+                ends[agent] = (env.observe(agent), bool(env.terminations[agent]), bool(env.truncations[agent]), env.infos[agent])
                 env.step(None)
-            elif agent in left:
-                env.step(left.pop(agent))
+            elif agent in actions:
+                env.step(actions.pop(agent))
                 for other, reward in env.rewards.items():
                     rewards[other] = rewards.get(other, 0.0) + float(reward)
             else:  # round again, or an agent born in this cycle
                 break
         observations, infos = self._observations(), dict(env.infos)
         terminated, truncated = dict.fromkeys(env.agents, False), dict.fromkeys(env.agents, False)
-        for agent, (observation, was_terminated, was_truncated, info) in ends.items():
-            observations[agent], infos[agent] = observation, info
-            terminated[agent], truncated[agent] = bool(was_terminated), bool(was_truncated)
+        for agent, end in ends.items():
+            observations[agent], terminated[agent], truncated[agent], infos[agent] = end
         return observations, rewards, terminated, truncated, infos
 
     def _observations(self) -> dict[str, Any]:
         return {agent: self.env.observe(agent) for agent in self.env.agents}
-
-
-def _turns_of(env: Any) -> _AecTurns | _ParallelTurns:
-    if not hasattr(env, "possible_agents"):
-        raise BadArgument(
-            f"{type(env).__name__} has no possible_agents: give an instance of a PettingZoo AECEnv or ParallelEnv "
-            "(a Gymnasium environment needs no flattening)"
-        )
-    return _AecTurns(env) if hasattr(env, "agent_iter") else _ParallelTurns(env)
 
 
 # -- joint spaces --------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, Self
 from envfleet.core.batch import Batch
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument
+from envfleet.slots.layout import gather, scalar_reader
 
 
 class FleetView:
@@ -23,7 +24,7 @@ class FleetView:
 
     def _result(self, batch: Batch) -> Any:
         """What `step` gives for a batch of all slots."""
-        raise TypeError(f"{type(self).__name__} cannot be stepped")
+        raise NotImplementedError
 
     def step(self, actions: Any) -> Any:
         """Step all environments."""
@@ -66,6 +67,28 @@ class FleetView:
 
     def __len__(self) -> int:
         return self.num_envs
+
+
+class SingleAgentView(FleetView):
+    """A view of environments with one agent each: the fleet's spaces, and the last observations of ended episodes."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        refuse_agents(fleet)
+        self.fleet = fleet
+        self.num_envs = fleet.num_envs
+        self.single_observation_space = fleet.single_observation_space
+        self.single_action_space = fleet.single_action_space
+        self.observation_space = fleet.observation_space
+        self.action_space = fleet.action_space
+
+    def _final_obs(self, slot: int) -> Any:
+        """The last observation of a slot's ended episode, as its env gave it."""
+        slab = self.fleet.slab
+        values = [
+            slab.mail["final_obs"][i][slot] if array is None else scalar_reader(leaf)(array[slot, 0])
+            for i, (array, leaf) in enumerate(zip(slab.leaf_arrays("final_obs"), slab.obs_leaves))
+        ]
+        return gather(self.fleet.single_observation_space, values)
 
 
 def refuse_agents(fleet: Fleet) -> None:

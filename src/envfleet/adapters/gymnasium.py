@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envfleet.adapters.fleet_view import FleetView, refuse_agents
+from envfleet.adapters.fleet_view import SingleAgentView
 from envfleet.core.batch import Batch, decoded
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument, ResetNeeded
-from envfleet.slots.layout import gather, scalar_reader
 
 
 def parse_autoreset_mode(mode: Any) -> AutoresetMode:
@@ -28,25 +27,17 @@ def parse_autoreset_mode(mode: Any) -> AutoresetMode:
     raise BadArgument(f"autoreset_mode={mode!r}: choose one of {', '.join(repr(m.value) for m in AutoresetMode)}")
 
 
-class FleetVectorEnv(FleetView, VectorEnv[Any, Any, Any]):
+class FleetVectorEnv(SingleAgentView, VectorEnv[Any, Any, Any]):
     """The vector environment that `make_vec` returns; `fleet` is the fleet below it."""
 
     def __init__(self, fleet: Fleet, mode: AutoresetMode, copy: bool = True) -> None:
-        refuse_agents(fleet)
-        self.fleet = fleet
-        self.num_envs = fleet.num_envs
+        super().__init__(fleet)
         self.copy = copy
         self.autoreset_mode = mode
         self.metadata = {**fleet.metadata, "autoreset_mode": mode}
         self.render_mode = fleet.render_mode
         self.spec = fleet.spec
-        self.single_observation_space = fleet.single_observation_space
-        self.single_action_space = fleet.single_action_space
-        self.observation_space = fleet.observation_space
-        self.action_space = fleet.action_space
         self._ended = np.zeros(self.num_envs, bool)
-        self._obs: Any = None
-        self._readers = [scalar_reader(leaf) if leaf.is_column else None for leaf in fleet.slab.obs_leaves]
 
     # VectorEnv's own np_random belongs to the vector; Gymnasium's Sync and Async show the sub-environments' instead.
     @property
@@ -113,14 +104,6 @@ class FleetVectorEnv(FleetView, VectorEnv[Any, Any, Any]):
 
     def _observations(self) -> Any:
         return self.fleet.slab.tree("obs", slice(None), self.copy)
-
-    def _final_obs(self, slot: int) -> Any:
-        slab = self.fleet.slab
-        values = [
-            slab.mail["final_obs"][i][slot] if array is None or read is None else read(array[slot, 0])
-            for i, (array, read) in enumerate(zip(slab.leaf_arrays("final_obs"), self._readers))
-        ]
-        return gather(self.single_observation_space, values)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment (a list or tuple: one value each)."""

@@ -64,25 +64,14 @@ class FleetEnv(EnvBase):  # type: ignore[misc]
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         seed, self._next_seed = self._next_seed, None
         mask = tensordict.get("_reset", None) if tensordict is not None else None
-        if mask is None:
-            batch = self.fleet.reset(seed=seed)
-        else:
-            slots = np.flatnonzero(mask.reshape(-1).cpu().numpy())
-            # Rows that are not reset keep the observation they stopped at: it still stands in the slab.
-            batch = self.fleet.reset(seed=seed, slots=slots)
-        observation = batch.obs if mask is None else self._spread(batch, tensordict)
+        slots = None if mask is None else np.flatnonzero(mask.reshape(-1).cpu().numpy())
+        self.fleet.reset(seed=seed, slots=slots)
+        # Rows that are not reset keep the observation they stopped at: it is still in the slab.
+        observation = self.fleet.slab.tree("obs", slice(None), True)
         out = TensorDict(self._named(observation), batch_size=self.batch_size, device=self.device)
         for name in ("done", "terminated", "truncated"):
             out.set(name, torch.zeros(self.fleet.num_envs, 1, dtype=torch.bool, device=self.device))
         return out
-
-    def _spread(self, batch: Any, before: TensorDictBase) -> Any:
-        def place(fresh: Any, old: Any) -> Any:
-            rows = np.array(old)
-            rows[batch.slots] = fresh
-            return rows
-
-        return tree_map(place, batch.obs, self.fleet.slab.tree("obs", slice(None), True))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         action = tensordict.get("action").cpu().numpy()
@@ -99,15 +88,9 @@ class FleetEnv(EnvBase):  # type: ignore[misc]
         return TensorDict(named, batch_size=self.batch_size, device=self.device)
 
     def _named(self, observation: Any) -> dict[str, Any]:
-        if isinstance(observation, dict):
-            return {name: self._named_part(part) for name, part in observation.items()}
-        return {"observation": torch.as_tensor(np.array(observation), device=self.device)}
-
-    def _named_part(self, part: Any) -> Any:
-        if isinstance(part, dict):
-            nested = {name: self._named_part(inner) for name, inner in part.items()}
-            return TensorDict(nested, batch_size=self.batch_size, device=self.device)
-        return torch.as_tensor(np.array(part), device=self.device)
+        """Tensors by TorchRL's names; dicts in dicts become TensorDicts with the batch size of the whole."""
+        named = observation if isinstance(observation, dict) else {"observation": observation}
+        return dict(tree_map(lambda leaf: torch.as_tensor(np.array(leaf), device=self.device), named))
 
     def _set_seed(self, seed: int | None) -> None:
         self._next_seed = seed

@@ -147,7 +147,7 @@ def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fau
         workers = min(num_workers or usable_cpus(), recipe.num_slots)
         return Choice("shm", workers, True, f"isolated, because the probe failed: {why}")
     if on_fault == "restart" and isolate is None:
-        isolate = True  # who wants failed envs restarted does not want one to hold up the trainer
+        isolate = True  # with restarts, an env that fails must not hold up the trainer
     quiet = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here)
     if quiet.backend != "shm" or quiet.num_workers == 1:
         return quiet  # nothing a busy machine would change: no need to look
@@ -165,7 +165,7 @@ def _moves_below(probe: Probe, num_slots: int, cpus: int, num_workers: int | Non
         (2, 0)
     """
     alone = [
-        choose(probe, num_slots, cpus, None, num_workers, True, Load(cpus, float(free), 0.0)).backend == "serial"
+        choose(probe, num_slots, cpus, None, num_workers, True, Load(cpus, float(free))).backend == "serial"
         for free in range(cpus)
     ]
     return max((free + 1 for free in range(cpus) if alone[free]), default=0)

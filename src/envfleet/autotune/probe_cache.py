@@ -57,7 +57,7 @@ def remembered(recipe: Recipe, now: float | None = None) -> Probe | None:
 
 
 def remember(recipe: Recipe, probe: Probe, code: dict[str, Any], now: float | None = None) -> None:
-    """Keep a probe with what `code_of` told of the env's code."""
+    """Keep a probe with what `code_of` found of the env's code."""
     key, path = key_of(recipe), cache_path()
     if key is None or code.get("by_value", True):
         return

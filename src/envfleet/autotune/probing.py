@@ -13,6 +13,7 @@ from envfleet.faults.failure import Failure, exit_words, init_fault
 from envfleet.multiagent.agent_env import AgentEnv
 from envfleet.slots.factories import Recipe
 from envfleet.util.text import first_line
+from envfleet.util.trees import tree_leaves
 
 #: How long the probe steps an env; up to MOST times that where steps are slow.
 PROBE_S, MOST = 0.25, 2
@@ -59,7 +60,7 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
         if steps == warm:  # the first steps run checks and fill caches; where they are slow, they are all there is
             steps, warm, begun = 0, 0, _marks()
     wall_s, cpu_s, pauses = (now - then for now, then in zip(_marks(), begun))
-    size = sum(getattr(leaf, "nbytes", 8) for leaf in _leaves(obs))
+    size = sum(getattr(leaf, "nbytes", 8) for _, leaf in tree_leaves(obs))
     return {"step_s": wall_s / steps, "cpu_s": cpu_s / steps, "obs_bytes": int(size), "is_async": False, "pauses": pauses / steps}
 
 
@@ -115,19 +116,19 @@ def run_probe(recipe: Recipe, also: Callable[[Any], Any] | None = None) -> tuple
     """
     from envfleet.backends.pipe import PipeBackend
 
-    backend, patience_s = PipeBackend(num_workers=1), 0.0  # who failed is not asked to close
+    backend, patience_s = PipeBackend(num_workers=1), 0.0  # an env that failed gets no time to close
     try:
         built = backend.start(dataclasses.replace(recipe, factories=recipe.factories[:1]))[0]
         if not isinstance(built, dict):
             raise ProbeFailed(first_line(init_fault(0, built)))
         reset_s = _ask(backend, first_reset, recipe.reset_timeout_s, f"reset_timeout_s={recipe.reset_timeout_s:g}")
-        # From here on it hangs in a step, most likely; a reset among them may take a while, if the first did.
+        # A hang from here on is most likely in a step. Resets among the steps may be slow, if the first one was.
         resets_s = min(recipe.reset_timeout_s, 0.5 + 10.0 * reset_s)
         limit_s = 2 * MOST * PROBE_S + resets_s + recipe.step_timeout_s
         probe = Probe(**_ask(backend, measure_env, limit_s, f"step_timeout_s={recipe.step_timeout_s:g}"))
-        told = _ask(backend, also, recipe.step_timeout_s, "step_timeout_s") if also else None
+        second = _ask(backend, also, recipe.step_timeout_s, "step_timeout_s") if also else None
         patience_s = 2.0
-        return probe, told
+        return probe, second
     finally:
         backend.close(patience_s)
 
@@ -151,11 +152,3 @@ def _ask(backend: Any, function: Callable[[Any], Any], timeout_s: float, name: s
 
 def _is_async(env: Any) -> bool:
     return inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset)
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    if isinstance(value, tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]

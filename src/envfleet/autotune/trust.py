@@ -1,8 +1,8 @@
 """Which environments `auto` may step in the caller's own process: those whose code we know. One short list, by name.
 
 An env in the caller's process can end that process (a crash) or block it (a hang). So only code that is known to do
-neither runs there unasked; whatever else, users' own code first of all, gets worker processes. `isolate=False` is the
-user's word that an env is to be trusted, and `isolate=True` that none is.
+neither runs there by default; all other code, users' own included, gets worker processes. With `isolate=False` the user
+says that an env is to be trusted, with `isolate=True` that none is.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _is_what_it_says(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Numbers, text, arrays and containers of them: no code. A window is none either: it is a C library that waits."""
+    """Numbers, text, arrays and containers of them: no code. A window does not count as plain: it is a C library that waits."""
     if isinstance(value, Mapping):
         return value.get("render_mode") != "human" and all(_is_plain(one) for one in value.values())
     if isinstance(value, (list, tuple)):

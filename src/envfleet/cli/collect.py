@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         "--agent",
         default="random",
-        help="'random', 'echo' (says back the text it sees), a run folder or checkpoint file of `envfleet train`, or "
-        "MODULE:NAME of a batched policy",
+        help="'random', a run folder or checkpoint file of `envfleet train`, or MODULE:NAME of a batched policy",
     )
     parser.add_argument("--sample", action="store_true", help="checkpoint: draw actions instead of taking the likeliest")
     parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="file format")
@@ -136,8 +135,6 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
 def _policy(args: argparse.Namespace, fleet: Any) -> Any:
     if args.policy == "random":
         return None
-    if args.policy == "echo":
-        return _echo(fleet)
     if Path(args.policy).exists():
         from envfleet.train.agent import load_agent
 
@@ -148,17 +145,6 @@ def _policy(args: argparse.Namespace, fleet: Any) -> Any:
     if ":" not in args.policy:
         raise BadArgument(f"--policy {args.policy!r}: give 'random', an existing checkpoint, or MODULE:NAME")
     return load_attribute(args.policy, "--policy")
-
-
-def _echo(fleet: Any) -> Any:
-    """A policy that says back the text it sees."""
-    from gymnasium.spaces import Dict, Text
-
-    seen, said = fleet.single_observation_space, fleet.single_action_space
-    names = [name for name, space in seen.items() if isinstance(space, Text)] if isinstance(seen, Dict) else []
-    if not isinstance(said, Text) or not (isinstance(seen, Text) or names):
-        raise BadArgument(f"the echo agent wants text to see and to say; this environment has {seen} and {said}")
-    return lambda obs: list(obs if isinstance(seen, Text) else obs[names[0]])
 
 
 def _has_minari(directory: Path) -> bool:

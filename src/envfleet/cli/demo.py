@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +64,7 @@ def collect(env: str, num_envs: int, rounds: int, backend: str, num_workers: int
         space = fleet.action_space
         space.seed(seed)
         stream.add(fleet.reset(seed=seed))
-        for _ in _with_bar(range(rounds), backend):
+        for _ in range(rounds):
             actions = space.sample()
             before = time.perf_counter()
             batch = fleet.step(actions)
@@ -75,15 +72,6 @@ def collect(env: str, num_envs: int, rounds: int, backend: str, num_workers: int
             stream.add(batch)
             episodes += int(batch.ended.sum())
     return rounds * num_envs / stepping_s, stream.digest(), episodes
-
-
-def _with_bar(rounds: range, name: str) -> Iterable[int]:
-    """A progress bar on a terminal; nothing elsewhere, so that logs stay readable."""
-    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
-        return rounds
-    from rich.progress import track
-
-    return track(rounds, description=f"{name:<7}", transient=True)
 
 
 def run_demo(out: str | None = None, total_steps: int = 100_000) -> dict[str, Any]:

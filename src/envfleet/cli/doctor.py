@@ -9,9 +9,8 @@ import json
 import os
 import platform
 import shutil
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +79,47 @@ def examine() -> dict[str, Any]:
 
 def look_at_machine() -> Machine:
     """Cores, limits and settings of this process."""
+    compilers = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
     return Machine(
         cpus=os.cpu_count() or 1,
         usable_cpus=usable_cpus(),
         cgroup_cpus=cgroup_quota(),
-        memory_bytes=_memory_bytes(),
-        cgroup_memory_bytes=_cgroup_memory_bytes(),
-        open_files=_open_files(),
-        shm_bytes=_free_bytes("/dev/shm"),
-        compiler=next((found for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (found := shutil.which(name))), None),
+        memory_bytes=_known(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        cgroup_memory_bytes=_known(lambda: _memory_limit("/sys/fs/cgroup/memory.max"))
+        or _known(lambda: _memory_limit("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
+        open_files=_known(_open_files),
+        shm_bytes=_known(lambda: shutil.disk_usage("/dev/shm").free),
+        compiler=next(filter(None, compilers), None),
         omp_threads=_omp_threads(os.environ),
-    )  # fmt: skip
+    )
+
+
+def _known(look: Callable[[], int | None]) -> int | None:
+    """What a look finds; None where the system has nothing to look at."""
+    try:
+        return look()
+    except (OSError, ValueError, AttributeError, ImportError):
+        return None
+
+
+def _memory_limit(path: str) -> int | None:
+    limit = int(Path(path).read_text())  # "max" is a ValueError: no limit
+    return limit if limit < 1 << 60 else None  # v1 writes "no limit" as a huge number
+
+
+def _open_files() -> int | None:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _omp_threads(environment: Mapping[str, str]) -> int | None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        value = environment.get(name, "").split(",")[0].strip()
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return None
 
 
 def suspicious(machine: Machine, compiled: bool = True) -> list[str]:
@@ -186,48 +215,6 @@ def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:  # not installed, and shown as such
-        return None
-
-
-def _omp_threads(environment: Mapping[str, str]) -> int | None:
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        value = environment.get(name, "").split(",")[0].strip()
-        if value.isdigit() and int(value) > 0:
-            return int(value)
-    return None
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None  # not a POSIX system
-
-
-def _cgroup_memory_bytes() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue  # the other cgroup version, or none
-        if text.isdigit() and int(text) < 1 << 60:  # v1 writes "no limit" as a huge number
-            return int(text)
-    return None
-
-
-def _open_files() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _free_bytes(path: str) -> int | None:
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:  # no such place on this system
         return None
 
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:  # --help and --version
         return done.code if isinstance(done.code, int) else 0
     except BrokenPipeError:
-        # The reader of our output went away (`envfleet … | head`): there is no place to print to.
+        # The reader of our output has closed it (`envfleet … | head`): nothing can be printed any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (KeyboardInterrupt, FleetError, OSError, ImportError) as error:

@@ -9,24 +9,14 @@ ENV_HELP = 'a Gymnasium id, a short name (tmaze, catch, …) or "module:attribut
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 up.
-
-    Example:
-        >>> positive("8")
-        8
-    """
+    """A whole number from 1 up."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
 def positives(text: str) -> list[int]:
-    """Whole numbers from 1 up, separated by commas.
-
-    Example:
-        >>> positives("8,64")
-        [8, 64]
-    """
+    """Whole numbers from 1 up, separated by commas."""
     return [positive(word.strip()) for word in text.split(",")]
 
 

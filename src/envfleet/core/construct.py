@@ -31,7 +31,6 @@ BACKENDS = {
     "pipe": "envfleet.backends.pipe:PipeBackend",
     "shm": "envfleet.backends.shm:ShmBackend",
     "remote": "envfleet.remote.remote_backend:RemoteBackend",
-    "scripted": "envfleet.backends.scripted:ScriptedBackend",
 }
 _SESSIONS = "envfleet.remote.remote_backend:remote_factory"
 _SCHEMES = ("http://", "https://", "ws://", "wss://")
@@ -66,7 +65,7 @@ def make(
             address (or addresses) of OpenEnv servers, of which every slot is a session.
         num_envs: how many slots (1 if not given; with a list, its length).
         backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose; "remote" is chosen by
-            server addresses; or an object of a backend class (`envfleet.backends.scripted`, or your own).
+            server addresses; or an object of a backend class of your own.
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,10 @@ from envfleet.errors import BadArgument
 ROWS, COLUMNS = 6, 7
 Board = npt.NDArray[np.int8]  # [row from the top, column]: 1 the agent's, -1 the opponent's, 0 empty
 
-LEVELS: dict[str, str] = {"easy": "random", "medium": "minimax-1", "hard": "minimax-2"}
+#: How many moves ahead each opponent looks.
+DEPTHS = {"random": 0, "minimax-1": 1, "minimax-2": 2}
+#: One family for curricula: the same spaces, a stronger opponent.
+LEVELS = {"easy": "random", "medium": "minimax-1", "hard": "minimax-2"}
 _DIRECTIONS = ((0, 1), (1, 0), (1, 1), (1, -1))
 _TEXT_LENGTH = ROWS * (COLUMNS + 1) + COLUMNS
 
@@ -66,6 +70,12 @@ def wins(board: Board, row: int, column: int) -> bool:
         if run >= 4:
             return True
     return False
+
+
+def as_text(board: Board) -> str:
+    """The board drawn: X for 1, O for -1, the numbers of the columns below."""
+    rows = ["".join(".XO"[cell] for cell in row) for row in board.tolist()]
+    return "\n".join([*rows, "".join(map(str, range(COLUMNS)))])
 
 
 def evaluate(board: Board, side: int) -> int:
@@ -167,8 +177,7 @@ class Connect4(gymnasium.Env[Any, Any]):
 
     def render(self) -> str:
         """The board drawn: X is the agent, O the opponent."""
-        rows = ["".join(".XO"[cell] for cell in row) for row in self._board.tolist()]
-        return "\n".join([*rows, "".join(map(str, range(COLUMNS)))])
+        return as_text(self._board)
 
     def _play(self, column: int) -> float:
         if wins(self._board, drop(self._board, column, 1), column):
@@ -222,10 +231,9 @@ def _check(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise BadArgument(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
 
 
-def _depth(opponent: Any) -> int:
-    depths = {"random": 0, "minimax-1": 1, "minimax-2": 2}
-    _check("opponent", opponent, tuple(depths))
-    return depths[opponent]
+def _depth(opponent: str) -> int:
+    _check("opponent", opponent, tuple(DEPTHS))
+    return DEPTHS[opponent]
 
 
 @dataclass(frozen=True)
@@ -233,3 +241,6 @@ class Connect4Action:
     """The action of `envfleet.remote.Connect4Client`, which also takes a mapping or an integer."""
 
     column: int
+
+
+Connect4Easy, Connect4Medium, Connect4Hard = (functools.partial(Connect4, opponent=opponent) for opponent in LEVELS.values())

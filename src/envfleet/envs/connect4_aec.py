@@ -8,14 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envfleet.envs.connect4 import COLUMNS, ROWS, Board, drop, wins
-from envfleet.envs.registry import missing_multiagent
+from envfleet.envs.connect4 import COLUMNS, ROWS, Board, as_text, drop, wins
 from envfleet.errors import BadArgument
+from envfleet.util.extras import from_extra
 
-try:
+with from_extra("multiagent"):
     from pettingzoo import AECEnv
-except ImportError as missing:
-    raise missing_multiagent("pettingzoo") from missing
 
 Observation = dict[str, npt.NDArray[np.int8]]
 _SIDES = (1, -1)  # the pieces of player_0 and player_1 on the board
@@ -59,15 +57,11 @@ class Connect4AEC(AECEnv):  # type: ignore[misc]
         self.agents: list[str] = []
         self._board: Board = np.zeros((ROWS, COLUMNS), np.int8)
         self.action_spaces = {agent: spaces.Discrete(COLUMNS) for agent in self.possible_agents}
-        self.observation_spaces = {
-            agent: spaces.Dict(
-                {
-                    "observation": spaces.Box(0, 1, (ROWS, COLUMNS, 2), np.int8),
-                    "action_mask": spaces.Box(0, 1, (COLUMNS,), np.int8),
-                }
-            )
-            for agent in self.possible_agents
+        seen: dict[str, spaces.Space[Any]] = {
+            "observation": spaces.Box(0, 1, (ROWS, COLUMNS, 2), np.int8),
+            "action_mask": spaces.Box(0, 1, (COLUMNS,), np.int8),
         }
+        self.observation_spaces = {agent: spaces.Dict(seen) for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Dict:
         """The same Dict for both: `observation` and `action_mask`."""
@@ -128,8 +122,7 @@ class Connect4AEC(AECEnv):  # type: ignore[misc]
     def render(self) -> Any:
         """The board as pixels or as text, by `render_mode`."""
         if self.render_mode == "ansi":
-            rows = ["".join(".XO"[cell] for cell in row) for row in self._board.tolist()]
-            return "\n".join([*rows, "".join(map(str, range(COLUMNS)))])
+            return as_text(self._board)
         if self.render_mode != "rgb_array":
             return None
         out = np.full((ROWS * _PIXELS, COLUMNS * _PIXELS, 3), (40, 80, 170), np.uint8)
@@ -144,6 +137,4 @@ class Connect4AEC(AECEnv):  # type: ignore[misc]
         """Nothing is held open."""
 
 
-def env(**kwargs: Any) -> Connect4AEC:
-    """The environment, under the name PettingZoo's modules have for it."""
-    return Connect4AEC(**kwargs)
+env = Connect4AEC  # the name PettingZoo's modules have for it

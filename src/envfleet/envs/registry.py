@@ -17,9 +17,9 @@ SHORT_NAMES = {
     "echo": "envfleet.envs.echo:Echo",
     "asyncecho": "envfleet.envs.echo:AsyncEcho",
     "connect4": "envfleet.envs.connect4:Connect4",
-    "connect4-easy": "envfleet.envs.connect4_levels:Connect4Easy",
-    "connect4-medium": "envfleet.envs.connect4_levels:Connect4Medium",
-    "connect4-hard": "envfleet.envs.connect4_levels:Connect4Hard",
+    "connect4-easy": "envfleet.envs.connect4:Connect4Easy",
+    "connect4-medium": "envfleet.envs.connect4:Connect4Medium",
+    "connect4-hard": "envfleet.envs.connect4:Connect4Hard",
     # many agents: ours, then PettingZoo's and MPE2's as they are
     "gridworld-aec": "envfleet.envs.gridworld:GridWorldEnvMultiAgent",
     "gridworld-parallel": "envfleet.envs.gridworld:GridWorldEnvParallel",
@@ -33,11 +33,6 @@ SHORT_NAMES = {
 
 #: Packages of multi-agent environments: "pettingzoo:classic/tictactoe_v3" is a module of theirs.
 MULTIAGENT = ("pettingzoo", "mpe2")
-
-
-def missing_multiagent(package: str) -> MissingExtra:
-    """The error for a package of multi-agent environments that is not installed."""
-    return MissingExtra(package, extra="multiagent")
 
 
 def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
@@ -85,7 +80,7 @@ def _load(name: str, target: str) -> str | Callable[..., Any]:
         raise
     except ImportError as error:
         if error.name in MULTIAGENT:
-            raise missing_multiagent(error.name) from error
+            raise MissingExtra(error.name, extra="multiagent") from error
         raise BadArgument(f"the environment {name!r} cannot be loaded: {error}") from error
     found: Any = getattr(module, attribute, None) if attribute else module
     if isinstance(found, ModuleType):

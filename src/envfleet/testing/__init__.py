@@ -1,4 +1,4 @@
-"""For tests of fleets and of your own backends: canonical streams and their hashes, leak snapshots, and the fault kit.
+"""For tests of fleets and of your own backends: canonical streams and their hashes, leak snapshots, a proxy with faults.
 
     pytest tests/conformance --backend mine.py:Mine
 
@@ -7,6 +7,7 @@ runs the conformance suite on a backend of yours; `envfleet.testing.conformance`
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import os
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from envfleet.core.batch import Batch, _leaf_values
 from envfleet.core.fleet import Fleet
-from envfleet.envs.probe import Faulty
 
 # -- canonical bytes ----------------------------------------------------------------------------------------------
 
@@ -127,8 +128,6 @@ class Actions:
     """
 
     def __init__(self, space: Any, num_slots: int, seed: int = 0) -> None:
-        import copy
-
         self._spaces = [copy.deepcopy(space) for _ in range(num_slots)]
         for slot, own in enumerate(self._spaces):
             own.seed(seed + slot)
@@ -136,8 +135,6 @@ class Actions:
 
     def of(self, slots: Any) -> Any:
         """A batch of actions for these slots, as Gymnasium batches them."""
-        from gymnasium.vector.utils import concatenate, create_empty_array
-
         drawn = [self._spaces[int(slot)].sample() for slot in slots]
         return concatenate(self._space, drawn, create_empty_array(self._space, len(drawn)))  # type: ignore[arg-type]
 
@@ -203,12 +200,7 @@ class Held:
 
 
 def leaks_since(before: Held, within_s: float = 5.0) -> dict[str, list[Any]]:
-    """What is still held beyond `before` after at most `within_s`; {} as soon as nothing is.
-
-    Example:
-        >>> leaks_since(Held.now())
-        {}
-    """
+    """What is still held beyond `before` after at most `within_s`; {} as soon as nothing is."""
     deadline = time.monotonic() + within_s
     while True:
         found = Held.now().beyond(before)
@@ -226,12 +218,7 @@ def _fds() -> Iterator[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, zombies left out.
-
-    Example:
-        >>> os.getpid() in descendants(os.getppid())
-        True
-    """
+    """Every living process below `pid`, zombies left out."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -249,12 +236,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
-    """Whether a condition came true in time. For conditions of the world outside; fleets have `recv`.
-
-    Example:
-        >>> wait_until(lambda: True)
-        True
-    """
+    """Whether a condition came true in time. For conditions of the world outside; fleets have `recv`."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -264,60 +246,14 @@ def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie.
-
-    Example:
-        >>> alive(os.getpid())
-        True
-    """
+    """Whether a process is there and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:  # no such process
         return False
 
 
-# -- the fault kit ------------------------------------------------------------------------------------------------
-
-PHASES = ("init", "reset", "step", "render", "close")
-WAYS = ("raise", "exit", "segv", "kill", "hang", "unpicklable")
-
-
-def can_happen(backend: str, phase: str, how: str) -> bool:
-    """Whether a fault can be had on a backend at all: no thread outlives its process, no pickle means no bad pickle.
-
-    Example:
-        >>> can_happen("shm", "step", "segv"), can_happen("thread", "step", "segv")
-        (True, False)
-    """
-    if how == "unpicklable":
-        return backend in ("pipe", "shm") and phase in ("reset", "step", "render")
-    if backend in ("pipe", "shm"):
-        return True
-    return how == "raise" or (how == "hang" and backend in ("thread", "aio"))
-
-
-def fault_matrix(backend: str) -> list[tuple[str, str]]:
-    """Every (phase, way to fail) that can happen on a backend.
-
-    Example:
-        >>> len(fault_matrix("shm")), len(fault_matrix("thread"))
-        (28, 10)
-    """
-    return [(phase, how) for phase in PHASES for how in WAYS if can_happen(backend, phase, how)]
-
-
-def faulty(phase: str, how: str, **options: Any) -> Callable[[], Faulty]:
-    """A factory of an env that fails in that way; see `envfleet.envs.probe.Faulty`.
-
-    Example:
-        >>> faulty("step", "raise", at=2)().at
-        2
-    """
-    return lambda: Faulty(phase, how, **options)
-
-
 def __getattr__(name: str) -> Any:
-    # The proxy that cuts and stalls connections lives with the wire it is made for, and needs nothing else of it.
     if name == "ChaosProxy":
         from envfleet.testing.flaky_proxy import ChaosProxy
 

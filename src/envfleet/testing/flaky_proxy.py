@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from envfleet.errors import BadArgument
+from envfleet.util.loop_thread import LoopThread
 
 
 @dataclass
@@ -21,16 +20,6 @@ class ChaosCounts:
     stalls: int = 0
     cuts: int = 0
     refused: int = 0
-
-
-@dataclass(eq=False)
-class _Pair:
-    writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter]
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    def cut(self) -> None:
-        for writer in self.writers:
-            writer.transport.abort()
 
 
 class ChaosProxy:
@@ -60,9 +49,8 @@ class ChaosProxy:
         self._stall, self._cut, self._stall_s = stall, cut, stall_s
         self._random = random.Random(seed)
         self._refusing = False
-        self._pairs: set[_Pair] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread: threading.Thread | None = None
+        self._writers: set[asyncio.StreamWriter] = set()  # both ends of every connection
+        self._thread = LoopThread("envfleet-chaos")
         self._server: asyncio.Server | None = None
         self.counts = ChaosCounts()
         self.port = 0
@@ -74,10 +62,8 @@ class ChaosProxy:
 
     def start(self) -> ChaosProxy:
         """Listen on a free port of this machine."""
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="envfleet-chaos", daemon=True)
-        self._thread.start()
-        ready.wait(10.0)
+        self._server = self._thread.wait_for(asyncio.start_server(self._accept, "127.0.0.1", 0))
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     def calm(self) -> None:
@@ -90,16 +76,16 @@ class ChaosProxy:
 
     def cut_all(self) -> None:
         """Drop every connection now."""
-        self._do(self._cut_pairs())
+        self._thread.wait_for(self._cut_connections())
 
     def close(self) -> None:
         """Drop everything and stop. Safe to call twice."""
-        if self._thread is None:
+        if self._server is None:
             return
-        self._do(self._shut())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10.0)
-        self._thread = None
+        self._thread.loop.call_soon_threadsafe(self._server.close)
+        self.cut_all()
+        self._thread.close(10.0)
+        self._server = None
 
     def __enter__(self) -> ChaosProxy:
         return self.start()
@@ -107,63 +93,39 @@ class ChaosProxy:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _do(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
-
-    def _run(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._accept, "127.0.0.1", 0))
-        self.port = self._server.sockets[0].getsockname()[1]
-        ready.set()
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
-
-    async def _cut_pairs(self) -> None:
-        for pair in list(self._pairs):
-            pair.cut()
-
-    async def _shut(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        tasks = [task for pair in self._pairs for task in pair.tasks]
-        await self._cut_pairs()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _cut_connections(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._refusing:
-            self.counts.refused += 1
-            writer.transport.abort()
-            return
         try:
+            if self._refusing:
+                raise ConnectionRefusedError
             far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
             self.counts.refused += 1
             writer.transport.abort()
             return
         self.counts.connections += 1
-        pair = _Pair((writer, far_writer))
-        self._pairs.add(pair)
-        pair.tasks = [
-            asyncio.ensure_future(self._pump(reader, far_writer, pair)),
-            asyncio.ensure_future(self._pump(far_reader, writer, pair)),
-        ]
-        await asyncio.gather(*pair.tasks, return_exceptions=True)
-        pair.cut()
-        self._pairs.discard(pair)
+        pair = {writer, far_writer}
+        self._writers |= pair
+        try:
+            pumps = self._pump(reader, far_writer, writer), self._pump(far_reader, writer, far_writer)
+            await asyncio.gather(*pumps, return_exceptions=True)
+        finally:
+            for one in pair:
+                one.transport.abort()
+            self._writers -= pair
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: _Pair) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, back: asyncio.StreamWriter) -> None:
+        """Pass chunks on in one direction; a cut or an error ends both."""
         try:
             while chunk := await reader.read(65536):
                 self.counts.chunks += 1
                 lot = self._random.random()
                 if lot < self._cut:
                     self.counts.cuts += 1
-                    pair.cut()
-                    return
+                    raise ConnectionResetError
                 if lot < self._cut + self._stall:
                     self.counts.stalls += 1
                     await asyncio.sleep(self._stall_s)
@@ -171,4 +133,5 @@ class ChaosProxy:
                 await writer.drain()
             writer.write_eof()
         except (OSError, RuntimeError):
-            pair.cut()
+            writer.transport.abort()
+            back.transport.abort()

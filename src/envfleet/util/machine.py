@@ -11,12 +11,7 @@ from pathlib import Path
 
 
 def usable_cpus() -> int:
-    """CPUs this process may use: affinity, then the cgroup's quota (a container's share), at least 1.
-
-    Example:
-        >>> usable_cpus() >= 1
-        True
-    """
+    """CPUs this process may use: affinity, then the cgroup's quota (a container's share), at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = cgroup_quota()
     return max(1, min(count, math.ceil(quota)) if quota else count)
@@ -68,13 +63,12 @@ class Load:
     """How busy the granted CPUs were between two looks.
 
     Example:
-        >>> Load(cpus=2, free=0.97, stalled=0.1).whole
+        >>> Load(cpus=2, free=0.97).whole
         1
     """
 
     cpus: int
     free: float  # CPUs' worth of time that no other process used
-    stalled: float  # share of the time in which something wanted a CPU and had none; 0 where the kernel does not tell
 
     @property
     def whole(self) -> int:
@@ -90,13 +84,8 @@ class Load:
 class CpuWatch:
     """Tells how busy the machine was since the last look. Linux only: elsewhere it knows nothing.
 
-    A look reads two or three small files (about 50 µs). Idle time comes from /proc/stat, of the CPUs this process may use;
-    with a quota, what the cgroup has used of it counts as well; /proc/pressure/cpu tells how long anything waited. The
-    load average would be no help: it is a minute old.
-
-    Example:
-        >>> watch = CpuWatch()
-        >>> load = watch.look()   # None: unknown, or too early
+    A look reads one or two small files (about 50 µs). Idle time comes from /proc/stat, of the CPUs this process may use;
+    with a quota, what the cgroup has used of it counts as well. The load average would be no help: it is a minute old.
     """
 
     def __init__(self, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup", clock: Callable[[], float] = time.monotonic):
@@ -104,7 +93,7 @@ class CpuWatch:
         self._last = self._sample()
 
     def look(self, own_s: float = 0.0) -> Load | None:
-        """The load since the last look that gave one; `own_s` is the CPU time the caller's own processes used meanwhile."""
+        """The load since the last look that gave one, None if unknown or too early; `own_s` is the CPU time the caller's own processes used meanwhile."""
         before, sample = self._last, self._sample()
         if before is None or sample is None:
             self._last = sample
@@ -120,8 +109,7 @@ class CpuWatch:
         quota = cgroup_quota(self._cgroup)
         if quota is not None and sample.group_s is not None and before.group_s is not None:
             free = min(free, quota - (sample.group_s - before.group_s - own_s) / seconds)
-        stalled = (sample.stalled_s - before.stalled_s) / seconds
-        return Load(cpus, min(max(free, 0.0), float(cpus)), min(max(stalled, 0.0), 1.0))
+        return Load(cpus, min(max(free, 0.0), float(cpus)))
 
     def _sample(self) -> _Sample | None:
         try:
@@ -135,14 +123,7 @@ class CpuWatch:
             return None
         idle = sum(sum(row[3:5]) for row in rows) / ticks  # idle, and waiting for a disk
         total = sum(sum(row) for row in rows) / ticks
-        return _Sample(self._clock(), len(rows), idle, total, self._stalled_s(), _group_s(self._cgroup))
-
-    def _stalled_s(self) -> float:
-        try:
-            words = (self._proc / "pressure" / "cpu").read_text().split("\n", 1)[0].split()
-            return int(words[-1].removeprefix("total=")) / 1e6
-        except (OSError, ValueError, IndexError):  # an old kernel, or switched off
-            return 0.0
+        return _Sample(self._clock(), len(rows), idle, total, _group_s(self._cgroup))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,17 +132,11 @@ class _Sample:
     count: int  # CPUs
     idle_s: float
     total_s: float
-    stalled_s: float
     group_s: float | None  # what the cgroup has used
 
 
 def cpu_time_of(pid: int) -> float:
-    """CPU seconds a process has used, in hundredths; 0 when it is gone or not known.
-
-    Example:
-        >>> cpu_time_of(os.getpid()) >= 0
-        True
-    """
+    """CPU seconds a process has used, in hundredths; 0 when it is gone or not known."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
@@ -170,13 +145,7 @@ def cpu_time_of(pid: int) -> float:
 
 
 def current_load(watch: CpuWatch | None = None, looks: int = 3, sleep: Callable[[float], None] = time.sleep) -> Load | None:
-    """How busy the machine is, in 40 ms where it is quiet; a load counts as one only if it lasts for three looks.
-
-    Example:
-        >>> load = current_load()
-        >>> load is None or 0 <= load.free <= load.cpus
-        True
-    """
+    """How busy the machine is, in 40 ms where it is quiet; a load counts as one only if it lasts for three looks."""
     watch = watch or CpuWatch()
     quietest = None
     for _ in range(looks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.progress import with_progress
 from envfleet.rollout.segments.collect_segments import SegmentRun
 from envfleet.rollout.segments.segment import Segment
-from envfleet.rollout.stats import Stats, StatsBuilder, Stopwatch
+from envfleet.rollout.stats import Stats, StatsBuilder
 from envfleet.rollout.tickets import TicketOffice, numbers_for, task_source
 from envfleet.rollout.timing import Clock, Verdict
 
@@ -96,7 +97,6 @@ class Collector:
         if random_actions:
             self._engine.policy = self._engine.random
         self._stats = StatsBuilder()
-        self._watch: Stopwatch | None = None
         self._seconds = 0.0
         self._next_ticket = 0
         self._segments: SegmentRun | None = None
@@ -154,7 +154,7 @@ class Collector:
             keep_infos=self.keep_infos,
         )
         steps = 0
-        watch = Stopwatch()
+        began = time.perf_counter()
         self._clock.start()
         self._streaming = True
         stream = iter(run)
@@ -172,7 +172,7 @@ class Collector:
             stream.close()  # type: ignore[attr-defined]
             self._streaming = False
             self._clock.pause()
-            self._seconds += watch.seconds
+            self._seconds += time.perf_counter() - began
         if office.total is not None and len(numbers):
             self._next_ticket = max(self._next_ticket, numbers[-1] + 1)
         self.ledger.warn_if_lost(before)
@@ -187,7 +187,7 @@ class Collector:
             raise BadArgument(f"num_steps={num_steps}: give 1 or more")
         self._refuse_while_streaming()
         run = self._open_segments()
-        watch = Stopwatch()
+        began = time.perf_counter()
         self._clock.start()
         try:
             return run.collect(num_steps)
@@ -197,7 +197,7 @@ class Collector:
         finally:
             self._clock.book_s += self._clock.lap()
             self._clock.pause()
-            self._seconds += watch.seconds
+            self._seconds += time.perf_counter() - began
 
     def segment_state(self, running: bool = True) -> dict[str, Any] | None:
         """Everything `restore_segments` needs to go on after the last segment; None if there was none.

@@ -81,22 +81,21 @@ class Collector:
             raise BadArgument("give a policy, or random_actions=True")
         if policy is not None and not callable(policy) and not callable(getattr(policy, "act", None)):
             raise BadArgument(f"the policy must be callable or have act(ask), got {policy!r}")
-        for name, value, least in (("max_steps", max_steps, 1), ("at_least", at_least, 1), ("max_ahead", max_ahead, 1)):
-            if value is not None and value < least:
-                raise BadArgument(f"{name}={value}: give {least} or more")
+        for name, value in (("max_steps", max_steps), ("at_least", at_least), ("max_ahead", max_ahead)):
+            if value is not None and value < 1:
+                raise BadArgument(f"{name}={value}: give 1 or more")
         self.fleet = fleet
         self.seed = seed
         self.ledger = Ledger()
         self.max_steps, self.max_retries, self.keep_infos = max_steps, max_retries, keep_infos
         self.resumable = resumable
         self.max_ahead = max(64, 4 * fleet.num_envs) if max_ahead is None else max(max_ahead, fleet.num_envs)
-        self.env_name = _name_of(fleet) if env_name is None else env_name
-        self._tasks = task_source(tasks)
+        spec = getattr(fleet, "spec", None)
+        self.env_name = str(getattr(spec, "id", "") or "env") if env_name is None else env_name
+        self.tasks = task_source(tasks)
         self._clock = Clock(fleet, timing, mode)
-        self._engine = Engine(fleet, policy, mode, at_least, seed, warmup_steps, self._clock)
-        if random_actions:
-            self._engine.policy = self._engine.random
-        self._stats = StatsBuilder()
+        self.engine = Engine(fleet, None if random_actions else policy, mode, at_least, seed, warmup_steps, self._clock)
+        self.stats_builder = StatsBuilder()
         self._seconds = 0.0
         self._next_ticket = 0
         self._segments: SegmentRun | None = None
@@ -104,12 +103,12 @@ class Collector:
 
     @property
     def policy(self) -> Any:
-        """Who answers; may be replaced between two calls."""
-        return self._engine.policy
+        """What chooses the actions; may be replaced between two calls."""
+        return self.engine.policy
 
     @policy.setter
     def policy(self, policy: Any) -> None:
-        self._engine.policy = policy
+        self.engine.policy = policy
 
     def episodes(
         self,
@@ -140,27 +139,15 @@ class Collector:
         self._refuse_while_streaming()
         self._drop_segments()
         before = self.ledger.copy()
-        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self._tasks)
-        run = EpisodeRun(
-            self._engine,
-            office,
-            self.ledger,
-            env_name=self.env_name,
-            max_steps=self.max_steps,
-            max_retries=self.max_retries,
-            max_ahead=self.max_ahead,
-            ordered=ordered,
-            yield_failed=yield_failed,
-            keep_infos=self.keep_infos,
-        )
+        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self.tasks)
         steps = 0
         began = time.perf_counter()
         self._clock.start()
         self._streaming = True
-        stream = iter(run)
+        stream = iter(EpisodeRun(self, office, ordered, yield_failed))
         try:
             for rollout in stream:
-                self._stats.add(rollout)
+                self.stats_builder.add(rollout)
                 self._next_ticket = max(self._next_ticket, rollout.episode + 1)
                 steps += len(rollout)
                 self._clock.book_s += self._clock.lap()
@@ -216,8 +203,7 @@ class Collector:
 
     def _open_segments(self) -> SegmentRun:
         if self._segments is None:
-            settings = self._tasks, self.max_steps, self._stats, self.env_name, self.resumable
-            self._segments = SegmentRun(self._engine, self.ledger, *settings)
+            self._segments = SegmentRun(self)
         return self._segments
 
     def _refuse_while_streaming(self) -> None:
@@ -231,13 +217,8 @@ class Collector:
 
     def stats(self) -> Stats:
         """Statistics of all episodes so far (of segments: those that ended)."""
-        return self._stats.stats(self._seconds or None)
+        return self.stats_builder.stats(self._seconds or None)
 
     def verdict(self) -> Verdict:
         """Where the time went, slot by slot, and one sentence on what to do about it."""
         return self._clock.verdict()
-
-
-def _name_of(fleet: Fleet) -> str:
-    spec = getattr(fleet, "spec", None)
-    return str(getattr(spec, "id", "") or "env")

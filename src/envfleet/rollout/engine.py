@@ -42,9 +42,10 @@ class Engine:
     ) -> None:
         if mode not in ("sync", "async", "overlap"):
             raise BadArgument(f"mode={mode!r}: choose 'sync', 'async' or 'overlap'")
-        self.fleet, self.policy, self.mode, self.seed, self.clock = fleet, policy, mode, seed, clock
+        self.fleet, self.mode, self.seed, self.clock = fleet, mode, seed, clock
         self.at_least = max(1, fleet.num_envs // 4) if at_least is None else at_least
         self.random = RandomPolicy(fleet.single_action_space)
+        self.policy: Any = self.random if policy is None else policy
         self._warmup = -(-warmup_steps // fleet.num_envs)  # steps each slot begins with
         self._acted = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         self._groups: deque[Ints] = deque()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from envfleet.core.batch import Batch
 from envfleet.errors import BadArgument, FaultError
-from envfleet.rollout.engine import Engine, all_gone
-from envfleet.rollout.ledger import Ledger
+from envfleet.rollout.engine import all_gone
 from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP, FINAL_STATE, STATE, AgentSegment
 from envfleet.rollout.segments.running_actions import RunningActions
 from envfleet.rollout.segments.segment import Bools, Floats, Ints, Segment
-from envfleet.rollout.stats import StatsBuilder
-from envfleet.rollout.tickets import TaskSource
 from envfleet.slots.layout import QUARANTINED, READY
 from envfleet.util.seeding import episode_seed
 from envfleet.util.trees import (
@@ -29,6 +26,9 @@ from envfleet.util.trees import (
     tree_rows,
     tree_stack,
 )
+
+if TYPE_CHECKING:
+    from envfleet.rollout.collector import Collector
 
 _ALL = slice(None)
 
@@ -47,25 +47,17 @@ class SegmentRun:
     joined (0: a recurrent policy restarts its memory there).
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        ledger: Ledger,
-        tasks: TaskSource | None,
-        max_steps: int | None,
-        stats: StatsBuilder,
-        env_name: str,
-        resumable: bool = False,
-    ) -> None:
-        fleet = engine.fleet
-        self.engine, self.fleet, self.ledger = engine, fleet, ledger
-        self.tasks, self.max_steps, self.stats, self.env_name = tasks, max_steps, stats, env_name
+    def __init__(self, collector: Collector) -> None:
+        self.engine = engine = collector.engine
+        self.fleet = fleet = collector.fleet
+        self.ledger, self.stats, self.env_name = collector.ledger, collector.stats_builder, collector.env_name
+        self.tasks, self.max_steps = collector.tasks, collector.max_steps
         self.whole = engine.mode == "sync"
         self.has_agents = bool(fleet.agents)
         self._check()
         count = fleet.num_envs
         self.slots = np.arange(count)
-        self.actions = RunningActions(count) if resumable else None
+        self.actions = RunningActions(count) if collector.resumable else None
         self.episode = np.zeros(count, dtype=np.int64)  # [slot] running episode of the slot, as we count
         self.step = np.zeros(count, dtype=np.int64)  # [slot]
         self.ep_return = np.zeros(count)  # [slot]

@@ -8,8 +8,7 @@ from typing import Any, Literal, Self
 
 from envfleet.errors import BadArgument
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
-from envfleet.rollout.executors.async_executor import AsyncParallelExecutor
-from envfleet.rollout.executors.executor import Names, ParallelEnvironmentExecutor, RolloutExecutor
+from envfleet.rollout.executors.executor import AsyncParallelExecutor, Names, ParallelEnvironmentExecutor, RolloutExecutor
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor
 from envfleet.rollout.stats import Stats
 

@@ -138,7 +138,7 @@ class Collector:
     def _episodes(self, numbers: Any, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
         self._refuse_while_streaming()
         self._drop_segments()
-        before = self.ledger.copy()
+        lost_before = self.ledger.lost
         office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self.tasks)
         steps = 0
         began = time.perf_counter()
@@ -162,7 +162,7 @@ class Collector:
             self._seconds += time.perf_counter() - began
         if office.total is not None and len(numbers):
             self._next_ticket = max(self._next_ticket, numbers[-1] + 1)
-        self.ledger.warn_if_lost(before)
+        self.ledger.warn_if_lost(lost_before)
 
     def collect(self, num_episodes: int | None = None, *, num_steps: int | None = None, progress: bool = False) -> Rollouts:
         """The same as a list, in ticket order."""

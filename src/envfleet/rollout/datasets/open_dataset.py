@@ -18,7 +18,7 @@ def save_rollouts(rollouts: Iterable[Rollout], directory: str | Path, format: st
     Parquet options are those of `DatasetWriter`, Minari options those of `save_minari`. Rollouts without an
     id, or with ids that repeat (several collections in one list), are numbered by their position.
     """
-    listed = Rollouts.of(rollouts)
+    listed = Rollouts(rollouts)
     if format == "minari":
         return save_minari(listed, directory, **options)
     if format != "parquet":

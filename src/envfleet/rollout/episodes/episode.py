@@ -208,11 +208,6 @@ class Rollouts(list[Rollout]):
 
         return cls(sorted(iter_rollouts(directory), key=lambda rollout: rollout.episode))
 
-    @classmethod
-    def of(cls, rollouts: Iterable[Rollout]) -> Rollouts:
-        """Make one of any iterable."""
-        return rollouts if isinstance(rollouts, Rollouts) else cls(rollouts)
-
 
 def _tensor(leaf: npt.NDArray[Any], env_name: str, device: Any) -> Any:
     with from_extra("train"):

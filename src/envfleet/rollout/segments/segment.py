@@ -107,27 +107,6 @@ class Segment:
         """[T, B] rows that are there at all; None: every one."""
         return None
 
-    def next_obs(self) -> Tree:
-        """[T, B, ...] what followed each action: the final observation where an episode ended there.
-
-        A copy of all observations, made when asked for; off-policy code wants it, advantage estimation
-        needs only `final_obs` and `bootstrap_obs`.
-
-        Example:
-            >>> segment = Segment.empty(2, 1, obs=np.zeros((1, 1)), action=np.zeros(1))
-            >>> segment.obs[1], segment.bootstrap_obs[0] = 5.0, 7.0
-            >>> segment.next_obs()[:, 0, 0].tolist()
-            [5.0, 7.0]
-        """
-        t, b = self.end_index[:, 0], self.end_index[:, 1]
-
-        def follow(obs: Any, last: Any, final: Any) -> Any:
-            following = np.concatenate([obs[1:], last[None]])
-            following[t, b] = final
-            return following
-
-        return tree_map(follow, self.obs, self.bootstrap_obs, self.final_obs)
-
 
 @dataclass
 class RaggedSegment(Segment):

@@ -61,24 +61,7 @@ def sealed_shard(batches: list[Any]) -> bytearray:
 
 
 class Shard:
-    """An opened shard whose bytes are what was written; `sealed` is False for one from before there were seals.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "shard-00000.parquet"
-        >>> data = sealed_shard([arrow().record_batch({"id": [7]})])
-        >>> _ = path.write_bytes(data)
-        >>> with open(path, "rb") as file:
-        ...     [batch.to_pydict() for batch in Shard(file, path).batches()]
-        [{'id': [7]}]
-        >>> data[20] ^= 1
-        >>> _ = path.write_bytes(data)
-        >>> with open(path, "rb") as file:
-        ...     Shard(file, path)
-        Traceback (most recent call last):
-        ...
-        envfleet.errors.DatasetDamaged: ...shard-00000.parquet is damaged: its digest is not ...
-    """
+    """An opened shard whose bytes are what was written; `sealed` is False for one from before there were seals."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.path = path

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from envfleet.core.batch import Batch
 from envfleet.errors import FaultError, RolloutError
-from envfleet.rollout.engine import all_gone
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.episodes.episode_buffer import History
 from envfleet.rollout.tickets import Ticket, TicketOffice
@@ -203,9 +202,7 @@ class EpisodeRun:
         for left in (ticket, self.coming.pop(slot, None)):
             if left is not None:
                 self.office.give_back(left)
-        if len(self.fleet.quarantined) == self.fleet.num_envs:
-            _, fault = self.engine.reason(slot)
-            raise all_gone(fault) from fault.error()
+        self.engine.check_slots_left(slot)
 
     def _put(self, ticket: Ticket, rollout: Rollout | None) -> None:
         self.done[ticket.position if self.ordered else self._num_done] = rollout

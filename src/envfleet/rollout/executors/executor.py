@@ -77,12 +77,7 @@ def make_jobs(
 
 
 def listed(options: dict[str, Any]) -> dict[str, list[Any]]:
-    """The options of one rollout (`seed`, `task`, `reset_kwargs`) as those of several.
-
-    Example:
-        >>> listed({"seed": 3, "reset_kwargs": {"map": 1}})
-        {'seeds': [3], 'reset_kwargs': [{'map': 1}]}
-    """
+    """The options of one rollout (`seed`, `task`, `reset_kwargs`) as those of several."""
     return {name if name == "reset_kwargs" else f"{name}s": [value] for name, value in options.items()}
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from envfleet.core.batch import Batch
 from envfleet.errors import BadArgument, FaultError
-from envfleet.rollout.engine import all_gone
 from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP, FINAL_STATE, STATE, AgentSegment
 from envfleet.rollout.segments.running_actions import RunningActions
 from envfleet.rollout.segments.segment import Bools, Floats, Ints, Segment
@@ -353,9 +352,8 @@ class SegmentRun:
         if self.running[slot]:
             self.ledger.fail(self.engine.reason(slot)[0])
             self.running[slot] = False
-        if status == QUARANTINED and len(self.fleet.quarantined) == self.fleet.num_envs:
-            fault = self.engine.reason(slot)[1]
-            raise all_gone(fault) from fault.error()
+        if status == QUARANTINED:
+            self.engine.check_slots_left(slot)
 
     def _refused_resets(self, batch: Batch) -> None:
         """Resets that failed: the restarted environment has begun another episode."""

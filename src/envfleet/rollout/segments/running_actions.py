@@ -9,16 +9,7 @@ from envfleet.util.trees import Tree, tree_concatenate, tree_length, tree_map
 
 
 class RunningActions:
-    """Collected from segments, in order.
-
-    Example:
-        >>> running = RunningActions(num_slots=1)
-        >>> segment = Segment.empty(3, 1, obs=np.zeros((1, 1)), action=np.zeros(1, np.int64))
-        >>> segment.action[:, 0], segment.terminated[1, 0] = [5, 6, 7], True
-        >>> running.add(segment)
-        >>> running.of(0).tolist()
-        [7]
-    """
+    """Collected from segments, in order."""
 
     def __init__(self, num_slots: int) -> None:
         self._parts: list[list[Tree]] = [[] for _ in range(num_slots)]

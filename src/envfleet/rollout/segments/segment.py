@@ -55,8 +55,11 @@ class Segment:
     bootstrap_columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # the same with bootstrap_obs, [B, ...]
 
     @classmethod
-    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree = None) -> Self:
-        """Make a segment to be filled, its leaves shaped like one batch ([B, ...]); without `action` it has none yet."""
+    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree = None, **more: Any) -> Self:
+        """Make a segment to be filled, its leaves shaped like one batch ([B, ...]); without `action` it has none yet.
+
+        `more` are the fields that a subclass adds.
+        """
         shape = (num_steps, num_slots)
 
         def room(leaf: Any) -> npt.NDArray[Any]:
@@ -80,6 +83,7 @@ class Segment:
             final_obs=tree_map(lambda leaf: np.asarray(leaf)[:0].copy(), obs),
             end_return=np.zeros(0),
             end_length=np.zeros(0, dtype=np.int64),
+            **more,
         )
 
     @property

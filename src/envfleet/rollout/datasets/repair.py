@@ -15,7 +15,7 @@ from envfleet.errors import DamagedWarning, DatasetDamaged
 from envfleet.rollout.datasets.episode_codec import Codec
 from envfleet.rollout.datasets.seal import Shard, salvage_shard, sealed_shard
 from envfleet.rollout.datasets.store import OLD_TAIL, early, number_of, read_old_tail, read_rollouts, shards, tails
-from envfleet.rollout.datasets.tail import Found, read_tail, salvage_tail
+from envfleet.rollout.datasets.tail import Found, read_tail
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.util.files import keep_aside, remove_leftovers, write_durably
 
@@ -102,12 +102,8 @@ def _read(tail: Path) -> Found:
     if tail.suffix == OLD_TAIL:
         batches, whole = read_old_tail(tail)
         return Found(batches, [] if whole else ["something behind its last whole record cannot be read"])
-    try:
-        return Found(list(read_tail(tail)))
-    except DatasetDamaged as damaged:
-        found = salvage_tail(tail)
-        found.problems = found.problems or [damaged.problem]
-        return found
+    problems: list[str] = []
+    return Found(list(read_tail(tail, problems)), problems)
 
 
 def _replaced(damaged: Path, place: Path, found: Found) -> bool:

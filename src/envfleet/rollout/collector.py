@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 import time
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
@@ -16,7 +18,6 @@ from envfleet.rollout.engine import Engine, Mode
 from envfleet.rollout.episodes.collect_episodes import EpisodeRun
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.ledger import Ledger
-from envfleet.rollout.progress import with_progress
 from envfleet.rollout.segments.collect_segments import SegmentRun
 from envfleet.rollout.segments.segment import Segment
 from envfleet.rollout.stats import Stats, StatsBuilder
@@ -133,7 +134,7 @@ class Collector:
         numbers = numbers_for(self._next_ticket, num_episodes, skip)
         stream = self._episodes(numbers, num_steps, order == "ticket", yield_failed)
         total = None if isinstance(numbers, itertools.count) else len(numbers)
-        return with_progress(stream, total, num_steps) if progress else stream
+        return _with_progress(stream, total, num_steps) if progress else stream
 
     def _episodes(self, numbers: Any, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
         self._refuse_while_streaming()
@@ -222,3 +223,29 @@ class Collector:
     def verdict(self) -> Verdict:
         """Where the time went, slot by slot, and one sentence on what to do about it."""
         return self._clock.verdict()
+
+
+def _with_progress(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | None) -> Iterator[Rollout]:
+    """Pass rollouts on; in a terminal, draw a bar with their count or steps and the mean return."""
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:  # a bar is no reason to fail
+        return stream
+    return _draw_progress(stream, num_episodes, num_steps)
+
+
+def _draw_progress(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | None) -> Iterator[Rollout]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn())
+    unit, total = ("steps", num_steps) if num_episodes is None else ("episodes", num_episodes)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(unit, total=total)
+        returns = 0.0
+        try:
+            for count, rollout in enumerate(stream, 1):
+                returns += rollout.episode_return
+                advance = len(rollout) if unit == "steps" else 1
+                bar.update(task, advance=advance, description=f"{unit}, mean return {returns / count:.4g}")
+                yield rollout
+        finally:
+            stream.close()  # type: ignore[attr-defined]

@@ -78,10 +78,10 @@ class Ledger:
         ]
         if self.retried:
             reasons.append(f"{self.retried} of the failed were begun again")
-        told = f" ({'; '.join(reasons)})" if reasons else ""
+        notes = f" ({'; '.join(reasons)})" if reasons else ""
         return (
             f"started {self.started} = used {self.used} + dropped {self.dropped.total()} "
-            f"+ failed {self.failed.total()} + in flight {self.in_flight}{told}"
+            f"+ failed {self.failed.total()} + in flight {self.in_flight}{notes}"
         )
 
     def warn_if_lost(self, lost_before: int) -> None:

@@ -102,7 +102,7 @@ class Clock:
     """The stopwatch of one collector: adds up its own phases, and reads in the rows how long environments worked.
 
     The slot life writes that into every row. The sums (`busy_ns`) are read when collecting begins and ends. Single rows
-    (`step_ns`) are looked at in the first batches and then in as many as `SHARE` of the time allows: they tell how
+    (`step_ns`) are looked at in the first batches and then in as many as `SHARE` of the time allows: they show how
     steps are spread, and what the waiting was for.
     """
 

@@ -118,8 +118,8 @@ def _replaced(damaged: Path, place: Path, found: Found) -> bool:
 
 
 def _warn(path: Path, aside: Path, problems: list[str], saved: int | None) -> None:
-    told = "" if saved is None else f"; {saved} episodes of it were saved"
-    warnings.warn(f"{path} is damaged ({'; '.join(problems)}): kept as {aside.name}{told}", DamagedWarning, stacklevel=6)
+    rest = "" if saved is None else f"; {saved} episodes of it were saved"
+    warnings.warn(f"{path} is damaged ({'; '.join(problems)}): kept as {aside.name}{rest}", DamagedWarning, stacklevel=6)
 
 
 def _without_repeats(batches: list[Any]) -> list[Any]:

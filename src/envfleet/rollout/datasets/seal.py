@@ -3,7 +3,7 @@
 Parquet's own page checksums cover neither page headers nor the footer, so a changed bit there can change values
 without a word. The footer may hold free text, and there goes the seal: the SHA-256 of the whole file, of the footer,
 and a CRC-32 of every row group, all computed with the seal's own digits as zeros. Any Parquet reader ignores it. It travels
-with the file, and one rename puts both in place. A spare copy of the footer lies before it, where no reader looks: without a
+with the file, and one rename puts both in place. A spare copy of the footer is before it, where no reader looks: without a
 footer nothing of a Parquet file can be read.
 """
 
@@ -90,8 +90,7 @@ def check_seal(file: BinaryIO, path: Path) -> bool:
         raise DatasetDamaged(path, f"its end is not that of a Parquet file ({file.seek(0, os.SEEK_END)} bytes)")
     if ends.place < 0 and not ends.has_key:
         return False
-    told = ends.part(_CRC, _SHA)
-    if ends.place < 0 or told != _whole_digest(file, ends.begin + ends.place + _CRC):
+    if ends.place < 0 or ends.part(_CRC, _SHA) != _whole_digest(file, ends.begin + ends.place + _CRC):
         raise DatasetDamaged(path, "its digest is not that of what was written")
     return True
 

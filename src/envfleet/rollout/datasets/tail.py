@@ -8,7 +8,7 @@
 
 A record is written behind the last good byte and then committed by writing its end to the older of the two commits.
 So at any moment one of the two is whole, and it says how much of the file must be readable: a file that was cut
-short, or whose bytes were changed, does not pass for one whose writer was killed. What lies behind the
+short, or whose bytes were changed, does not pass for one whose writer was killed. What is behind the
 committed length was never promised: the next record is written over it.
 """
 

@@ -28,7 +28,7 @@ class Rollout:
 
     `observations` and `actions` are lists when an executor collected them (any Python values) and arrays,
     or dicts and tuples of arrays, when the fleet's collector did. `infos[t]` belongs to `rewards[t]`; what
-    `reset()` told is `reset_info`. A failed rollout keeps what it had and says why in `error`.
+    `reset()` gave is `reset_info`. A failed rollout keeps what it had and says why in `error`.
 
     Example:
         >>> rollout = Rollout(env_name="easy", observations=[0, 1, 2], actions=[1, 1], rewards=[0.5, 1.0],

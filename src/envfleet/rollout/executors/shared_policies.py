@@ -102,12 +102,12 @@ class BatchedPolicy:
                 self._changed.notify()
 
     def enter(self) -> None:
-        """Tell that one more episode runs and will ask; executors do it for you."""
+        """Count one more episode that runs and will ask; executors do it for you."""
         with self._changed:
             self._running += 1
 
     def leave(self) -> None:
-        """Tell that an episode ended; the rest no longer waits for it."""
+        """Count an episode that ended; the rest no longer waits for it."""
         with self._changed:
             self._running -= 1
             self._changed.notify_all()

@@ -78,7 +78,7 @@ from envfleet.remote.wrapper import OpenEnvGymnasiumWrapper as OpenEnvGymnasiumW
 from envfleet.rollout.collector import Collector as Collector
 from envfleet.rollout.episodes.episode import Rollout as Rollout
 from envfleet.rollout.episodes.episode import Rollouts as Rollouts
-from envfleet.rollout.executors.async_executor import AsyncParallelExecutor as AsyncParallelExecutor
+from envfleet.rollout.executors.executor import AsyncParallelExecutor as AsyncParallelExecutor
 from envfleet.rollout.executors.executor import ParallelEnvironmentExecutor as ParallelEnvironmentExecutor
 from envfleet.rollout.executors.parallel_collector import ParallelRolloutCollector as ParallelRolloutCollector
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor as ProcessParallelExecutor

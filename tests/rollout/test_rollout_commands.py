@@ -130,7 +130,7 @@ def test_sweep_prints_the_best_setting_and_draws_a_plot(tmp_path, capsys):
 def test_a_progress_bar_on_a_terminal_only(monkeypatch):
     rich = pytest.importorskip("rich")
     import envfleet as ef
-    from envfleet.rollout import Collector, progress
+    from envfleet.rollout import Collector
 
     class Terminal:
         def __init__(self):
@@ -152,7 +152,7 @@ def test_a_progress_bar_on_a_terminal_only(monkeypatch):
         stream = collector.episodes(3, progress=True)
         assert len(list(stream)) == 3  # pytest's stderr is no terminal
         terminal = Terminal()
-        monkeypatch.setattr(progress.sys, "stderr", terminal)
+        monkeypatch.setattr("sys.stderr", terminal)
         assert len(list(collector.episodes(3, progress=True))) == 3
         assert len(list(collector.episodes(num_steps=30, progress=True))) > 0
     assert "mean return" in terminal.text

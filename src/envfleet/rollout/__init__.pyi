@@ -16,7 +16,7 @@ from envfleet.rollout.datasets.open_dataset import iter_rollouts as iter_rollout
 from envfleet.rollout.datasets.parquet import DatasetWriter as DatasetWriter
 from envfleet.rollout.episodes.episode import Rollout as Rollout
 from envfleet.rollout.episodes.episode import Rollouts as Rollouts
-from envfleet.rollout.executors.async_executor import AsyncParallelExecutor as AsyncParallelExecutor
+from envfleet.rollout.executors.executor import AsyncParallelExecutor as AsyncParallelExecutor
 from envfleet.rollout.executors.executor import ParallelEnvironmentExecutor as ParallelEnvironmentExecutor
 from envfleet.rollout.executors.parallel_collector import ParallelRolloutCollector as ParallelRolloutCollector
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor as ProcessParallelExecutor

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
+import time
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
@@ -15,10 +18,9 @@ from envfleet.rollout.engine import Engine, Mode
 from envfleet.rollout.episodes.collect_episodes import EpisodeRun
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.ledger import Ledger
-from envfleet.rollout.progress import with_progress
 from envfleet.rollout.segments.collect_segments import SegmentRun
 from envfleet.rollout.segments.segment import Segment
-from envfleet.rollout.stats import Stats, StatsBuilder, Stopwatch
+from envfleet.rollout.stats import Stats, StatsBuilder
 from envfleet.rollout.tickets import TicketOffice, numbers_for, task_source
 from envfleet.rollout.timing import Clock, Verdict
 
@@ -80,23 +82,21 @@ class Collector:
             raise BadArgument("give a policy, or random_actions=True")
         if policy is not None and not callable(policy) and not callable(getattr(policy, "act", None)):
             raise BadArgument(f"the policy must be callable or have act(ask), got {policy!r}")
-        for name, value, least in (("max_steps", max_steps, 1), ("at_least", at_least, 1), ("max_ahead", max_ahead, 1)):
-            if value is not None and value < least:
-                raise BadArgument(f"{name}={value}: give {least} or more")
+        for name, value in (("max_steps", max_steps), ("at_least", at_least), ("max_ahead", max_ahead)):
+            if value is not None and value < 1:
+                raise BadArgument(f"{name}={value}: give 1 or more")
         self.fleet = fleet
         self.seed = seed
         self.ledger = Ledger()
         self.max_steps, self.max_retries, self.keep_infos = max_steps, max_retries, keep_infos
         self.resumable = resumable
         self.max_ahead = max(64, 4 * fleet.num_envs) if max_ahead is None else max(max_ahead, fleet.num_envs)
-        self.env_name = _name_of(fleet) if env_name is None else env_name
-        self._tasks = task_source(tasks)
+        spec = getattr(fleet, "spec", None)
+        self.env_name = str(getattr(spec, "id", "") or "env") if env_name is None else env_name
+        self.tasks = task_source(tasks)
         self._clock = Clock(fleet, timing, mode)
-        self._engine = Engine(fleet, policy, mode, at_least, seed, warmup_steps, self._clock)
-        if random_actions:
-            self._engine.policy = self._engine.random
-        self._stats = StatsBuilder()
-        self._watch: Stopwatch | None = None
+        self.engine = Engine(fleet, None if random_actions else policy, mode, at_least, seed, warmup_steps, self._clock)
+        self.stats_builder = StatsBuilder()
         self._seconds = 0.0
         self._next_ticket = 0
         self._segments: SegmentRun | None = None
@@ -104,12 +104,12 @@ class Collector:
 
     @property
     def policy(self) -> Any:
-        """Who answers; may be replaced between two calls."""
-        return self._engine.policy
+        """What chooses the actions; may be replaced between two calls."""
+        return self.engine.policy
 
     @policy.setter
     def policy(self, policy: Any) -> None:
-        self._engine.policy = policy
+        self.engine.policy = policy
 
     def episodes(
         self,
@@ -134,33 +134,21 @@ class Collector:
         numbers = numbers_for(self._next_ticket, num_episodes, skip)
         stream = self._episodes(numbers, num_steps, order == "ticket", yield_failed)
         total = None if isinstance(numbers, itertools.count) else len(numbers)
-        return with_progress(stream, total, num_steps) if progress else stream
+        return _with_progress(stream, total, num_steps) if progress else stream
 
     def _episodes(self, numbers: Any, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
         self._refuse_while_streaming()
         self._drop_segments()
-        before = self.ledger.copy()
-        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self._tasks)
-        run = EpisodeRun(
-            self._engine,
-            office,
-            self.ledger,
-            env_name=self.env_name,
-            max_steps=self.max_steps,
-            max_retries=self.max_retries,
-            max_ahead=self.max_ahead,
-            ordered=ordered,
-            yield_failed=yield_failed,
-            keep_infos=self.keep_infos,
-        )
+        lost_before = self.ledger.lost
+        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self.tasks)
         steps = 0
-        watch = Stopwatch()
+        began = time.perf_counter()
         self._clock.start()
         self._streaming = True
-        stream = iter(run)
+        stream = iter(EpisodeRun(self, office, ordered, yield_failed))
         try:
             for rollout in stream:
-                self._stats.add(rollout)
+                self.stats_builder.add(rollout)
                 self._next_ticket = max(self._next_ticket, rollout.episode + 1)
                 steps += len(rollout)
                 self._clock.book_s += self._clock.lap()
@@ -172,10 +160,10 @@ class Collector:
             stream.close()  # type: ignore[attr-defined]
             self._streaming = False
             self._clock.pause()
-            self._seconds += watch.seconds
+            self._seconds += time.perf_counter() - began
         if office.total is not None and len(numbers):
             self._next_ticket = max(self._next_ticket, numbers[-1] + 1)
-        self.ledger.warn_if_lost(before)
+        self.ledger.warn_if_lost(lost_before)
 
     def collect(self, num_episodes: int | None = None, *, num_steps: int | None = None, progress: bool = False) -> Rollouts:
         """The same as a list, in ticket order."""
@@ -187,7 +175,7 @@ class Collector:
             raise BadArgument(f"num_steps={num_steps}: give 1 or more")
         self._refuse_while_streaming()
         run = self._open_segments()
-        watch = Stopwatch()
+        began = time.perf_counter()
         self._clock.start()
         try:
             return run.collect(num_steps)
@@ -197,7 +185,7 @@ class Collector:
         finally:
             self._clock.book_s += self._clock.lap()
             self._clock.pause()
-            self._seconds += watch.seconds
+            self._seconds += time.perf_counter() - began
 
     def segment_state(self, running: bool = True) -> dict[str, Any] | None:
         """Everything `restore_segments` needs to go on after the last segment; None if there was none.
@@ -216,8 +204,7 @@ class Collector:
 
     def _open_segments(self) -> SegmentRun:
         if self._segments is None:
-            settings = self._tasks, self.max_steps, self._stats, self.env_name, self.resumable
-            self._segments = SegmentRun(self._engine, self.ledger, *settings)
+            self._segments = SegmentRun(self)
         return self._segments
 
     def _refuse_while_streaming(self) -> None:
@@ -231,13 +218,34 @@ class Collector:
 
     def stats(self) -> Stats:
         """Statistics of all episodes so far (of segments: those that ended)."""
-        return self._stats.stats(self._seconds or None)
+        return self.stats_builder.stats(self._seconds or None)
 
     def verdict(self) -> Verdict:
         """Where the time went, slot by slot, and one sentence on what to do about it."""
         return self._clock.verdict()
 
 
-def _name_of(fleet: Fleet) -> str:
-    spec = getattr(fleet, "spec", None)
-    return str(getattr(spec, "id", "") or "env")
+def _with_progress(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | None) -> Iterator[Rollout]:
+    """Pass rollouts on; in a terminal, draw a bar with their count or steps and the mean return."""
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:  # a bar is no reason to fail
+        return stream
+    return _draw_progress(stream, num_episodes, num_steps)
+
+
+def _draw_progress(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | None) -> Iterator[Rollout]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn())
+    unit, total = ("steps", num_steps) if num_episodes is None else ("episodes", num_episodes)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(unit, total=total)
+        returns = 0.0
+        try:
+            for count, rollout in enumerate(stream, 1):
+                returns += rollout.episode_return
+                advance = len(rollout) if unit == "steps" else 1
+                bar.update(task, advance=advance, description=f"{unit}, mean return {returns / count:.4g}")
+                yield rollout
+        finally:
+            stream.close()  # type: ignore[attr-defined]

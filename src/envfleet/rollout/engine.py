@@ -22,14 +22,6 @@ Ints = npt.NDArray[np.int64]
 Mode = Literal["sync", "async", "overlap"]
 
 
-def all_gone(fault: Any) -> RolloutError:
-    """Every slot has failed too often; `fault` is the last one's."""
-    return RolloutError(
-        "every slot is quarantined, so nothing can be collected any more (on_fault='raise' stops at the first fault); "
-        f"the last one: {fault}"
-    )
-
-
 class Engine:
     """One policy driving one fleet.
 
@@ -42,9 +34,10 @@ class Engine:
     ) -> None:
         if mode not in ("sync", "async", "overlap"):
             raise BadArgument(f"mode={mode!r}: choose 'sync', 'async' or 'overlap'")
-        self.fleet, self.policy, self.mode, self.seed, self.clock = fleet, policy, mode, seed, clock
+        self.fleet, self.mode, self.seed, self.clock = fleet, mode, seed, clock
         self.at_least = max(1, fleet.num_envs // 4) if at_least is None else at_least
         self.random = RandomPolicy(fleet.single_action_space)
+        self.policy: Any = self.random if policy is None else policy
         self._warmup = -(-warmup_steps // fleet.num_envs)  # steps each slot begins with
         self._acted = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         self._groups: deque[Ints] = deque()
@@ -175,6 +168,15 @@ class Engine:
             if fault.slot == slot:
                 return f"{fault.kind} in {fault.phase}", fault
         return "failed", None
+
+    def check_slots_left(self, slot: int) -> None:
+        """Raise if every slot has failed too often; `slot` is the last one that did."""
+        if len(self.fleet.quarantined) == self.fleet.num_envs:
+            fault = self.reason(slot)[1]
+            message = (
+                "every slot is quarantined, so nothing can be collected any more (on_fault='raise' stops at the first fault)"
+            )
+            raise RolloutError(f"{message}; the last one: {fault}") from fault.error()
 
 
 def _mix(actions: Tree, random: Tree, warming: npt.NDArray[np.bool_]) -> Tree:

@@ -61,10 +61,6 @@ class Ledger:
         """Failed episodes that were not begun again: what the caller will not get."""
         return self.failed.total() - self.retried
 
-    def copy(self) -> Ledger:
-        """A snapshot."""
-        return Ledger(self.started, self.used, self.retried, Counter(self.dropped), Counter(self.failed))
-
     def state(self) -> dict[str, Any]:
         """The counts as plain values, for a checkpoint."""
         return {**vars(self), "dropped": dict(self.dropped), "failed": dict(self.failed)}
@@ -82,18 +78,15 @@ class Ledger:
         ]
         if self.retried:
             reasons.append(f"{self.retried} of the failed were begun again")
-        told = f" ({'; '.join(reasons)})" if reasons else ""
+        notes = f" ({'; '.join(reasons)})" if reasons else ""
         return (
             f"started {self.started} = used {self.used} + dropped {self.dropped.total()} "
-            f"+ failed {self.failed.total()} + in flight {self.in_flight}{told}"
+            f"+ failed {self.failed.total()} + in flight {self.in_flight}{notes}"
         )
 
-    def warn_if_lost(self, before: Ledger) -> None:
-        """Warn when, since `before`, the caller got other episodes than were begun for it."""
-        lost = self.lost - before.lost
+    def warn_if_lost(self, lost_before: int) -> None:
+        """Warn when episodes were lost since `lost` was that much: the caller got others than were begun for it."""
+        lost = self.lost - lost_before
         if lost:
-            warnings.warn(
-                f"{lost} episodes failed and are missing from what was returned, which may bias it: {self}",
-                LedgerWarning,
-                stacklevel=3,
-            )
+            message = f"{lost} episodes failed and are missing from what was returned, which may bias it: {self}"
+            warnings.warn(message, LedgerWarning, stacklevel=3)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from envfleet.errors import AgentFailed
-from envfleet.util.trees import Tree, as_columns, stack_values, tree_leaves, tree_length, tree_map
+from envfleet.util.trees import Tree, as_columns, space_tree, stack_values, tree_leaves, tree_length, tree_map
 
 Ints = npt.NDArray[np.int64]
 
@@ -152,9 +152,8 @@ def _box(space: spaces.Box, ask: Ask, stream: int) -> npt.NDArray[Any]:
 def read_answer(answer: Any, ask: Ask, space: gym.Space[Any]) -> Answer:
     """Check what a policy returned and bring it into the form the fleet takes, or say what is wrong with it."""
     extras: dict[str, Any] = {}
-    if isinstance(answer, Answer) or (
-        isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict) and not _is_tuple(space)
-    ):
+    is_pair = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)
+    if isinstance(answer, Answer) or (is_pair and not isinstance(space, spaces.Tuple)):
         answer, extras = answer
     if answer is None:
         raise _wrong(ask, 0, "the policy returned None instead of actions", None)
@@ -164,12 +163,11 @@ def read_answer(answer: Any, ask: Ask, space: gym.Space[Any]) -> Answer:
     try:
         actions = as_columns(space, tree_map(_numpy, answer) if isinstance(answer, (dict, tuple)) else _numpy(answer))
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        told = f"the policy returned {_short(answer)}, which does not fit the action space {space} ({error!r})"
-        raise _wrong(ask, 0, told, answer) from error
+        message = f"the policy returned {_short(answer)}, which does not fit the action space {space} ({error!r})"
+        raise _wrong(ask, 0, message, answer) from error
     if tree_length(actions) != count:
-        told = f"the policy was asked for {count} actions and returned {_short(answer)}"
-        raise _wrong(ask, 0, told, answer)
-    _check_values(actions, ask, space)
+        raise _wrong(ask, 0, f"the policy was asked for {count} actions and returned {_short(answer)}", answer)
+    tree_map(lambda part, values: _check_values(values, ask, part), space_tree(space), actions)
     kept = {name: np.asarray(_numpy(values)) for name, values in extras.items()}
     for name, values in kept.items():
         if len(values) != count:
@@ -177,18 +175,12 @@ def read_answer(answer: Any, ask: Ask, space: gym.Space[Any]) -> Answer:
     return Answer(actions, kept)
 
 
-def _check_values(actions: Tree, ask: Ask, space: gym.Space[Any]) -> None:
+def _check_values(actions: Any, ask: Ask, space: gym.Space[Any]) -> None:
     """Range of Discrete and MultiDiscrete, numbers that are numbers for Box (which environments clip themselves)."""
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            _check_values(actions[key], ask, part)
-    elif isinstance(space, spaces.Tuple):
-        for position, part in enumerate(space.spaces):
-            _check_values(actions[position], ask, part)
-    elif isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete):
         if actions.ndim != 1 or actions.dtype.kind not in "iu":
-            told = f"the policy returned actions of dtype {actions.dtype} and shape {actions.shape}; {space} needs integers"
-            raise _wrong(ask, 0, told, actions)
+            message = f"the policy returned actions of dtype {actions.dtype} and shape {actions.shape}; {space} needs integers"
+            raise _wrong(ask, 0, message, actions)
         low, high = int(space.start), int(space.start) + int(space.n)
         _refuse_rows((actions < low) | (actions >= high), actions, ask, space)
     elif isinstance(space, spaces.MultiDiscrete) and actions.shape[1:] == space.shape:
@@ -201,8 +193,8 @@ def _check_values(actions: Tree, ask: Ask, space: gym.Space[Any]) -> None:
 def _refuse_rows(wrong: npt.NDArray[np.bool_], actions: Any, ask: Ask, space: gym.Space[Any]) -> None:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        told = f"the policy returned {actions[row]!r}, which is not in the action space {space}"
-        raise _wrong(ask, row, told, actions[row])
+        message = f"the policy returned {actions[row]!r}, which is not in the action space {space}"
+        raise _wrong(ask, row, message, actions[row])
 
 
 def _wrong(ask: Ask, row: int, message: str, value: Any) -> AgentFailed:
@@ -213,10 +205,6 @@ def _wrong(ask: Ask, row: int, message: str, value: Any) -> AgentFailed:
 def _numpy(value: Any) -> Any:
     detach = getattr(value, "detach", None)
     return detach().cpu().numpy() if callable(detach) else value
-
-
-def _is_tuple(space: gym.Space[Any]) -> bool:
-    return isinstance(space, spaces.Tuple)
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable
@@ -145,35 +144,38 @@ class Stats:
         shown += [(f"failed: {reason}", str(count)) for reason, count in self.failures.items()]
         return shown
 
+    def _env_rows(self) -> list[tuple[str, ...]]:
+        """A table of the environments, its head first; empty when there is only one."""
+        if len(self.per_env) <= 1:
+            return []
+        rows: list[tuple[str, ...]] = [("env", "count", "failed", "return", "std", "length")]
+        for name, env in list(self.per_env.items())[:MOST_ROWS]:
+            means = (f"{value:.4g}" for value in (env.mean_return, env.std_return, env.mean_length))
+            rows.append((name, str(env.count), str(env.num_failed), *means))
+        return rows
+
     def __str__(self) -> str:
-        width = max(len(name) for name, _ in self.rows())
-        lines = [f"{name:<{width}}  {value}" for name, value in self.rows()]
-        if len(self.per_env) > 1:
-            wide = max(len(name) for name in self.per_env)
-            lines += ["", f"{'env':<{wide}}  {'count':>6} {'failed':>6} {'return':>10} {'std':>9} {'length':>9}"]
-            lines += [
-                f"{name:<{wide}}  {env.count:>6} {env.num_failed:>6} {env.mean_return:>10.4g} "
-                f"{env.std_return:>9.4g} {env.mean_length:>9.4g}"
-                for name, env in list(self.per_env.items())[:MOST_ROWS]
-            ]
-            if len(self.per_env) > MOST_ROWS:
-                lines.append(f"… and {len(self.per_env) - MOST_ROWS} more in .per_env")
+        rows, table = self.rows(), self._env_rows()
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {value}" for name, value in rows] + [""] * bool(table)
+        wide = max((len(row[0]) for row in table), default=0)
+        lines += [f"{name:<{wide}}  " + " ".join(f"{cell:>10}" for cell in cells) for name, *cells in table]
+        if len(self.per_env) > MOST_ROWS:
+            lines.append(f"… and {len(self.per_env) - MOST_ROWS} more in .per_env")
         return "\n".join(lines)
 
     def __rich__(self) -> Any:
         from rich.console import Group
         from rich.table import Table
 
-        summary = Table(show_header=False, title="rollouts")
-        for name, value in self.rows():
-            summary.add_row(name, value)
-        if len(self.per_env) <= 1:
-            return summary
-        table = Table("env", "count", "failed", "mean return", "std", "mean length", title="per environment")
-        for name, env in list(self.per_env.items())[:MOST_ROWS]:
-            numbers = (f"{env.mean_return:.4g}", f"{env.std_return:.4g}", f"{env.mean_length:.4g}")
-            table.add_row(name, str(env.count), str(env.num_failed), *numbers)
-        return Group(summary, table)
+        tables = [Table(show_header=False, title="rollouts")]
+        for cells in self.rows():
+            tables[0].add_row(*cells)
+        if env_rows := self._env_rows():
+            tables.append(Table(*env_rows[0], title="per environment"))
+            for row in env_rows[1:]:
+                tables[1].add_row(*row)
+        return Group(*tables)
 
 
 class StatsBuilder:
@@ -208,7 +210,7 @@ class StatsBuilder:
             self._latency.add(rollout.step_latencies)
         if rollout.error is not None:
             self._failed[name] += 1
-            self._reasons[_reason(rollout.error)] += 1
+            self._reasons[type(rollout.error.__cause__ or rollout.error).__name__] += 1
             self._failed_steps += len(rollout)
             return
         self.count(name, rollout.episode_return, len(rollout))
@@ -226,75 +228,49 @@ class StatsBuilder:
         all_lengths = np.concatenate([np.zeros(0, dtype=np.int64), *lengths.values()])
         if wall_s is None:
             wall_s = max(0.0, self._last_s - self._first_s) if self._last_s >= self._first_s else 0.0
-        steps = int(all_lengths.sum())
-        per_env = {name: self._env_stats(name, returns[name], lengths[name]) for name in returns}
-        latency = {f"p{p}": self._latency.percentile(p) for p in PERCENTILES}
-        latency["max"] = float(self._latency.max_s[0])
-        latency["mean"] = float(self._latency.total_s[0]) / max(1, self._latency.count())
+        per_env = {
+            name: EnvStats(count=len(returns[name]), num_failed=self._failed[name], **_summary(returns[name], lengths[name]))
+            for name in returns
+        }
+        latency: dict[str, float] = {}
+        if timed := self._latency.count():
+            latency = {f"p{p}": self._latency.percentile(p) for p in PERCENTILES}
+            latency |= {"max": float(self._latency.max_s[0]), "mean": float(self._latency.total_s[0]) / timed}
+        steps = int(all_lengths.sum()) + self._failed_steps
         return Stats(
             num_episodes=len(all_returns),
             num_failed=self._failed.total(),
             failures=dict(self._reasons),
-            mean_return=_mean(all_returns),
-            std_return=_std(all_returns),
-            min_return=float(all_returns.min()) if len(all_returns) else _NAN,
-            max_return=float(all_returns.max()) if len(all_returns) else _NAN,
             return_quantiles=_quantiles(all_returns),
-            mean_length=_mean(all_lengths),
-            std_length=_std(all_lengths),
             min_length=int(all_lengths.min()) if len(all_lengths) else 0,
             max_length=int(all_lengths.max()) if len(all_lengths) else 0,
             length_quantiles=_quantiles(all_lengths),
-            total_steps=steps,
             failed_steps=self._failed_steps,
             env_breakdown={name: env.mean_return for name, env in per_env.items() if env.count},
             per_env=per_env,
             wall_s=wall_s,
-            steps_per_s=(steps + self._failed_steps) / wall_s if wall_s > 0 else _NAN,
+            steps_per_s=steps / wall_s if wall_s > 0 else _NAN,
             episodes_per_s=len(all_returns) / wall_s if wall_s > 0 else _NAN,
-            latency_s=latency if self._latency.count() else {},
-        )
-
-    def _env_stats(self, name: str, returns: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> EnvStats:
-        return EnvStats(
-            count=len(returns),
-            num_failed=self._failed[name],
-            mean_return=_mean(returns),
-            std_return=_std(returns),
-            min_return=float(returns.min()) if len(returns) else _NAN,
-            max_return=float(returns.max()) if len(returns) else _NAN,
-            mean_length=_mean(lengths),
-            std_length=_std(lengths),
-            total_steps=int(lengths.sum()),
+            latency_s=latency,
+            **_summary(all_returns, all_lengths),
         )
 
 
-class Stopwatch:
-    """Wall time since it was made, for throughput."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds so far."""
-        return time.perf_counter() - self._start
-
-
-def _mean(values: npt.NDArray[Any]) -> float:
-    return float(values.mean()) if len(values) else _NAN
-
-
-def _std(values: npt.NDArray[Any]) -> float:
-    return float(values.std()) if len(values) else _NAN
+def _summary(returns: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> dict[str, Any]:
+    """The fields that `Stats` and `EnvStats` share; NaN without an episode."""
+    count = len(returns)
+    return {
+        "mean_return": float(returns.mean()) if count else _NAN,
+        "std_return": float(returns.std()) if count else _NAN,
+        "min_return": float(returns.min()) if count else _NAN,
+        "max_return": float(returns.max()) if count else _NAN,
+        "mean_length": float(lengths.mean()) if count else _NAN,
+        "std_length": float(lengths.std()) if count else _NAN,
+        "total_steps": int(lengths.sum()),
+    }
 
 
 def _quantiles(values: npt.NDArray[Any]) -> dict[float, float]:
     if not len(values):
         return dict.fromkeys(QUANTILES, _NAN)
     return {q: float(value) for q, value in zip(QUANTILES, np.quantile(values, QUANTILES))}
-
-
-def _reason(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return type(cause).__name__

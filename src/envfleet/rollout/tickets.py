@@ -41,18 +41,13 @@ class TicketOffice:
     """
 
     def __init__(
-        self,
-        numbers: Sequence[int] | itertools.count[int],
-        num_slots: int,
-        seed: int,
-        tasks: TaskSource | None = None,
-        role: str = "collect",
+        self, numbers: Sequence[int] | itertools.count[int], num_slots: int, seed: int, tasks: TaskSource | None = None
     ) -> None:
         self._numbers = numbers
         self._first = next(iter(numbers)) if isinstance(numbers, itertools.count) else 0
         self.total = None if isinstance(numbers, itertools.count) else len(numbers)
         self._num_slots = num_slots
-        self._seed, self._tasks, self._role = seed, tasks, role
+        self._seed, self._tasks = seed, tasks
         self._next = np.arange(num_slots)  # [slot] next position of each
         self._dead: list[tuple[int, int]] = []  # heap of (position, slot): streams of slots that are gone
         self._returned: list[Ticket] = []
@@ -69,9 +64,7 @@ class TicketOffice:
         if not self._over(own):
             self._next[slot] += self._num_slots
             return self._ticket(own)
-        if self._returned:
-            return self._returned.pop(0)
-        return None
+        return self._returned.pop(0) if self._returned else None
 
     def close_slot(self, slot: int) -> None:
         """The slot is gone; the others take over its tickets."""
@@ -92,7 +85,7 @@ class TicketOffice:
             number = int(self._numbers[position])
         task = None if self._tasks is None else self._tasks(number)
         # Not spawned by slot: the same episodes whatever the number of slots.
-        return Ticket(number, position, episode_seed(self._seed, self._role, 0, number), task)
+        return Ticket(number, position, episode_seed(self._seed, "collect", 0, number), task)
 
 
 def numbers_for(first: int, count: int | None, skip: Collection[int]) -> Sequence[int] | itertools.count[int]:
@@ -112,8 +105,7 @@ def task_source(tasks: Any) -> TaskSource | None:
     if tasks is None:
         return None
     if callable(tasks):
-        source: TaskSource = tasks
-        return source
+        return tasks  # type: ignore[no-any-return]
     if isinstance(tasks, Sequence) and not isinstance(tasks, str) and len(tasks):
         return lambda number: tasks[number % len(tasks)]
     raise BadArgument(f"tasks must be a callable ticket → task or a non-empty sequence, got {tasks!r}")

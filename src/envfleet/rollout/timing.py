@@ -69,30 +69,23 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """What holds the collection back, and the next move."""
-        percent = {part: f"{100 * self.share(part):.0f} %" for part in self.seconds}
-        straggler = self.straggler
         if self.total_s == 0:
             return "nothing was collected yet"
         largest = max(self.seconds, key=lambda part: self.seconds[part])
-        if largest == "policy":
-            return (
-                f"policy-bound: {percent['policy']} of the time goes to the policy: "
-                'batch it, make it smaller, or use mode="overlap"'
-            )
-        if straggler is not None and self.share("slowest") + self.share("env") > 0.3:
+        share = f"{100 * self.share(largest):.0f} % of the time"
+        straggler = self.straggler
+        if straggler is not None and largest != "policy" and self.share("slowest") + self.share("env") > 0.3:
             return (
                 f"one straggler: slot {straggler.slot} p99 {1e3 * straggler.p99_s:.3g} ms, mean "
                 f'{1e3 * straggler.mean_s:.3g} ms a step: use mode="async", or look at what its environment does'
             )
-        if largest == "slowest":
-            remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
-            return f"uneven: {percent['slowest']} of the time workers wait for the slowest: {remedy}"
-        if largest == "env":
-            return f"env-bound: {percent['env']} of the time the environments work: more workers, or a faster environment"
-        return (
-            f"overhead-bound: {percent['transfer']} of the time goes to moving data: more environments a worker, "
-            'or backend="serial"'
-        )
+        remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
+        return {
+            "policy": f'policy-bound: {share} goes to the policy: batch it, make it smaller, or use mode="overlap"',
+            "slowest": f"uneven: {share} workers wait for the slowest: {remedy}",
+            "env": f"env-bound: {share} the environments work: more workers, or a faster environment",
+            "transfer": f'overhead-bound: {share} goes to moving data: more environments a worker, or backend="serial"',
+        }[largest]
 
     def __str__(self) -> str:
         parts = "  ".join(f"{part} {100 * self.share(part):.0f} %" for part in self.seconds)
@@ -104,22 +97,12 @@ class Verdict:
                 lines.append(f"{slot.slot:>5} {slot.steps:>9} {slot.busy_s:>9.3g} {mean} {worst}")
         return "\n".join(lines)
 
-    def __rich__(self) -> Any:
-        from rich.table import Table
-
-        parts = "  ".join(f"{part} {100 * self.share(part):.0f} %" for part in self.seconds)
-        table = Table("slot", "steps", "busy s", "mean ms", "p99 ms", title=self.sentence, caption=parts)
-        for slot in sorted(self.slots, key=lambda slot: -slot.busy_s)[:16]:
-            numbers = (f"{slot.busy_s:.3g}", f"{1e3 * slot.mean_s:.3g}", f"{1e3 * slot.p99_s:.3g}")
-            table.add_row(str(slot.slot), str(slot.steps), *numbers)
-        return table
-
 
 class Clock:
     """The stopwatch of one collector: adds up its own phases, and reads in the rows how long environments worked.
 
     The slot life writes that into every row. The sums (`busy_ns`) are read when collecting begins and ends. Single rows
-    (`step_ns`) are looked at in the first batches and then in as many as `SHARE` of the time allows: they tell how
+    (`step_ns`) are looked at in the first batches and then in as many as `SHARE` of the time allows: they show how
     steps are spread, and what the waiting was for.
     """
 

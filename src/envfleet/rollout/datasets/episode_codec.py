@@ -17,8 +17,23 @@ from envfleet.util.jsonable import to_jsonable
 from envfleet.util.trees import Tree, object_rows, stack_values, tree_leaves, tree_length
 
 VERSION = 1
-_TREES = ("observations", "actions")
-_SCALARS = ("env_name", "slot", "seed", "task", "episode_return", "episode_length")
+#: The columns of every dataset that hold one value an episode, and their Arrow types.
+_SCALARS = {
+    "id": "int64",
+    "env_name": "string",
+    "slot": "int64",
+    "seed": "int64",
+    "task": "string",
+    "episode_return": "double",
+    "episode_length": "int64",
+    "error": "string",
+    "attempts": "int64",
+    "wall_s": "double",
+    "started_s": "double",
+    "reset_info": "string",
+}
+#: Those that are read back as they are.
+_PLAIN = ("env_name", "slot", "seed", "attempts", "wall_s", "started_s")
 
 
 def arrow() -> Any:
@@ -45,8 +60,7 @@ class Leaf:
 class Codec:
     """Rows of one dataset: the same columns for every episode, set by the first one.
 
-    `structure` tells how leaves make up observations and actions: a column name, {"dict": …} or {"tuple":
-    […]}.
+    `structure` says how leaves make up observations and actions: a column name, {"dict": …} or {"tuple": […]}.
 
     Example:
         >>> rollout = Rollout(observations=[[0.0], [1.0]], actions=[1], rewards=[2.0], terminated=[True],
@@ -65,13 +79,8 @@ class Codec:
     def of(cls, rollout: Rollout) -> Codec:
         """The columns this rollout needs."""
         arrays = _time_arrays(rollout)
-        leaves: dict[str, Leaf] = {}
-        structure: dict[str, Any] = {}
-        for name, tree in arrays.items():
-            for path, leaf in tree_leaves(tree, name):
-                leaves[path] = _leaf_of(leaf)
-            structure[name] = _structure(tree, name)
-        return cls(leaves, structure)
+        leaves = {path: _leaf_of(leaf) for name, tree in arrays.items() for path, leaf in tree_leaves(tree, name)}
+        return cls(leaves, {name: _structure(tree, name) for name, tree in arrays.items()})
 
     @classmethod
     def from_schema(cls, schema: Any) -> Codec:
@@ -87,21 +96,8 @@ class Codec:
 
     def _schema(self) -> Any:
         pa = arrow()
-        fields = [
-            pa.field("id", pa.int64()),
-            pa.field("env_name", pa.string()),
-            pa.field("slot", pa.int64()),
-            pa.field("seed", pa.int64()),
-            pa.field("task", pa.string()),
-            pa.field("episode_return", pa.float64()),
-            pa.field("episode_length", pa.int64()),
-            pa.field("error", pa.string()),
-            pa.field("attempts", pa.int64()),
-            pa.field("wall_s", pa.float64()),
-            pa.field("started_s", pa.float64()),
-            pa.field("reset_info", pa.string()),
-            pa.field("infos", pa.list_(pa.string())),
-        ]
+        fields = [pa.field(name, pa.type_for_alias(kind)) for name, kind in _SCALARS.items()]
+        fields.append(pa.field("infos", pa.list_(pa.string())))
         fields += [pa.field(name, pa.list_(_arrow_type(leaf))) for name, leaf in self.leaves.items()]
         about = {
             "version": VERSION,
@@ -113,20 +109,12 @@ class Codec:
     def encode(self, rollout: Rollout) -> Any:
         """One record batch with one row."""
         pa = arrow()
-        values: dict[str, Any] = {
+        values: dict[str, Any] = {name: getattr(rollout, name, None) for name in _SCALARS} | {
             "id": rollout.episode,
-            "env_name": rollout.env_name,
-            "slot": rollout.slot,
-            "seed": rollout.seed,
-            "task": None if rollout.task is None else json.dumps(to_jsonable(rollout.task)),
-            "episode_return": rollout.episode_return,
-            "episode_length": rollout.episode_length,
+            "task": None if rollout.task is None else _to_json(rollout.task),
             "error": None if rollout.error is None else f"{type(rollout.error).__name__}: {rollout.error}",
-            "attempts": rollout.attempts,
-            "wall_s": rollout.wall_s,
-            "started_s": rollout.started_s,
-            "reset_info": json.dumps(to_jsonable(rollout.reset_info)) if rollout.reset_info else None,
-            "infos": [json.dumps(to_jsonable(info)) for info in rollout.infos] if any(rollout.infos) else [],
+            "reset_info": _to_json(rollout.reset_info) if rollout.reset_info else None,
+            "infos": [_to_json(info) for info in rollout.infos] if any(rollout.infos) else [],
         }
         columns = [pa.array([values[field.name]], field.type) for field in self.schema if field.name in values]
         arrays = self._leaf_arrays(rollout)
@@ -139,7 +127,7 @@ class Codec:
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name in {**self.structure, **trees}:
             if name not in trees and len(rollout):
-                continue  # its policy wrote less than the others': told below
+                continue  # its policy wrote less than the others': refused below
             tree = trees.get(name, ())
             if tree_length(tree) == 0:
                 arrays |= {path: np.zeros(0) for path in self.leaves if f"{path}/".startswith(f"{name}/")}
@@ -158,7 +146,7 @@ class Codec:
         if not leaf.is_array:
             texts = array.tolist()
             if leaf.dtype == "json":
-                texts = [json.dumps(to_jsonable(value)) for value in texts]
+                texts = [_to_json(value) for value in texts]
             return pa.array([texts], pa.list_(pa.string()))
         if len(array) == 0:
             return pa.array([[]], pa.list_(_arrow_type(leaf)))
@@ -175,36 +163,25 @@ class Codec:
 
     def decode(self, batch: Any) -> list[Rollout]:
         """The rollouts of a record batch."""
-        scalars = {
-            name: batch.column(name).to_pylist()
-            for name in (*_SCALARS, "id", "error", "attempts", "wall_s", "started_s", "reset_info", "infos")
-        }
+        rows = batch.select([*_SCALARS, "infos"]).to_pylist()
         columns = {name: self._decode_leaf(name, batch.column(name)) for name in self.leaves}
-        return [self._rollout(row, scalars, columns) for row in range(batch.num_rows)]
+        return [
+            self._rollout(row, {name: episodes[position] for name, episodes in columns.items()})
+            for position, row in enumerate(rows)
+        ]
 
-    def _rollout(self, row: int, scalars: dict[str, Any], columns: dict[str, Any]) -> Rollout:
-        trees = {name: _rebuild(shape, {k: rows[row] for k, rows in columns.items()}) for name, shape in self.structure.items()}
-        task, info, error = scalars["task"][row], scalars["reset_info"][row], scalars["error"][row]
+    def _rollout(self, row: dict[str, Any], arrays: dict[str, Any]) -> Rollout:
+        trees = {name: _rebuild(shape, arrays) for name, shape in self.structure.items()}
+        extras = {name.removeprefix("extras/"): trees.pop(name) for name in list(trees) if name.startswith("extras/")}
         return Rollout(
-            env_name=scalars["env_name"][row],
-            observations=trees["observations"],
-            actions=trees["actions"],
-            rewards=trees["rewards"],
-            terminated=trees["terminated"],
-            truncated=trees["truncated"],
-            infos=[json.loads(text) for text in scalars["infos"][row]],
-            reset_info=json.loads(info) if info else {},
-            seed=scalars["seed"][row],
-            task=None if task is None else json.loads(task),
-            slot=scalars["slot"][row],
-            episode=scalars["id"][row],
-            policy_version=trees["policy_version"],
-            extras={name[7:]: tree for name, tree in trees.items() if name.startswith("extras/")},
-            wall_s=scalars["wall_s"][row],
-            started_s=scalars["started_s"][row],
-            step_latencies=trees["step_latencies"],
-            attempts=scalars["attempts"][row],
-            error=None if error is None else RolloutError(error),
+            **trees,
+            **{name: row[name] for name in _PLAIN},
+            episode=row["id"],
+            task=None if row["task"] is None else json.loads(row["task"]),
+            error=None if row["error"] is None else RolloutError(row["error"]),
+            reset_info=json.loads(row["reset_info"] or "{}"),
+            infos=[json.loads(text) for text in row["infos"]],
+            extras=extras,
         )
 
     def _decode_leaf(self, name: str, column: Any) -> list[npt.NDArray[Any]]:
@@ -221,6 +198,10 @@ class Codec:
         flat = values.to_numpy(zero_copy_only=False).astype(leaf.dtype, copy=False)
         steps = flat.reshape(-1, *leaf.shape)
         return [steps[begin:end].copy() for begin, end in pairwise(offsets)]
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(to_jsonable(value))
 
 
 def _time_arrays(rollout: Rollout) -> dict[str, Tree]:

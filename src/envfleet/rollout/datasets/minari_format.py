@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.errors import BadArgument, DatasetDamaged, DatasetError, RolloutError
+from envfleet.errors import BadArgument, DatasetDamaged, DatasetError
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.util.extras import from_extra
 from envfleet.util.files import open_sealed, sealed_json, write_durably
@@ -68,7 +68,8 @@ def save_minari(
         )
         found = find_minari(Path(directory))
     assert found is not None
-    _write_sums(found)
+    # Minari's files have no checksums of their own: ours are beside them.
+    write_durably(found / SUMS_FILE, sealed_json({"files": _sums(found)}))
     return Path(directory)
 
 
@@ -95,11 +96,6 @@ def find_minari(directory: Path) -> Path | None:
     return None
 
 
-def _write_sums(folder: Path) -> None:
-    """Minari's files have no checksums of their own: ours lie beside them."""
-    write_durably(folder / SUMS_FILE, sealed_json({"files": _sums(folder)}))
-
-
 def _sums(folder: Path) -> dict[str, str]:
     sums = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS_FILE):
@@ -113,11 +109,11 @@ def _check_sums(folder: Path) -> None:
     if not path.exists():
         return  # written by others, or before there were checksums
     try:
-        told = open_sealed(path.read_bytes())["files"]
+        written = open_sealed(path.read_bytes())["files"]
     except (ValueError, KeyError) as error:
         raise DatasetDamaged(path, f"it cannot be read ({error})") from error
     found = _sums(folder)
-    for name, digest in told.items():
+    for name, digest in written.items():
         if found.get(name) != digest:
             raise DatasetDamaged(folder / name, "its digest is not that of what was written")
 
@@ -143,10 +139,8 @@ def _buffer(rollout: Rollout) -> Any:
         "wall_s": rollout.wall_s,
         "started_s": rollout.started_s,
     }
-    infos: dict[str, Any] = {}
-    for name, values in (("policy_version", rollout.policy_version), ("step_latencies", rollout.step_latencies)):
-        if len(values):
-            infos[name] = np.asarray(values)
+    in_steps = {"policy_version": rollout.policy_version, "step_latencies": rollout.step_latencies}
+    infos: dict[str, Any] = {name: np.asarray(values) for name, values in in_steps.items() if len(values)}
     if rollout.extras:
         infos["extras"] = {name: np.asarray(values) for name, values in rollout.extras.items()}
     return EpisodeBuffer(
@@ -182,7 +176,6 @@ def _rollout(data: dict[str, Any], about: dict[str, Any]) -> Rollout:
         extras=dict(infos.get("extras", {})),
         wall_s=float(ours.get("wall_s", 0.0)),
         started_s=float(ours.get("started_s", 0.0)),
-        error=RolloutError(str(ours["error"])) if "error" in ours else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def save_rollouts(rollouts: Iterable[Rollout], directory: str | Path, format: st
     Parquet options are those of `DatasetWriter`, Minari options those of `save_minari`. Rollouts without an
     id, or with ids that repeat (several collections in one list), are numbered by their position.
     """
-    listed = Rollouts.of(rollouts)
+    listed = Rollouts(rollouts)
     if format == "minari":
         return save_minari(listed, directory, **options)
     if format != "parquet":
@@ -27,12 +28,7 @@ def save_rollouts(rollouts: Iterable[Rollout], directory: str | Path, format: st
     unique = len(set(ids)) == len(ids) and all(number >= 0 for number in ids)
     with DatasetWriter(directory, **options) as writer:
         for position, rollout in enumerate(listed):
-            before = rollout.episode
-            try:
-                rollout.episode = before if unique else position
-                writer.add(rollout)
-            finally:
-                rollout.episode = before
+            writer.add(rollout if unique else replace(rollout, episode=position))
     return Path(directory)
 
 

@@ -42,7 +42,7 @@ class DatasetWriter:
         directory: made when missing.
         run: what is being collected (environment, seed, policy …); continuing with another is refused.
         resume: continue a directory that holds episodes; `ids` lists them. Every file is read and checked first. One that
-            is damaged is kept under another name, what can be read of it is saved, and a `DamagedWarning` tells.
+            is damaged is kept under another name, what can be read of it is saved, and a `DamagedWarning` names it.
         shard_bytes, shard_episodes: a shard is closed when it has either.
         fsync: also wait for the disk, so that a power cut loses nothing either; a kill never does.
 
@@ -90,12 +90,12 @@ class DatasetWriter:
         contents = mend(self.directory)
         self.ids: set[int] = contents.ids
         self._codec = contents.codec
-        self._early = contents.early  # episodes without a step, which cannot tell what the columns are
+        self._early = contents.early  # episodes without a step, which do not show what the columns are
 
     def add(self, rollout: Rollout) -> None:
         """Write one episode; its `episode` is its id and must be new.
 
-        When this raises (disk full, Ctrl-C), the dataset is as before and further calls work. After an interrupt `ids` tells
+        When this raises (disk full, Ctrl-C), the dataset is as before and further calls work. After an interrupt `ids` shows
         whether it came before the episode was written or after.
         """
         if self._closed:
@@ -213,7 +213,7 @@ class DatasetWriter:
         if kind is None:
             self.close()
         else:
-            with suppress(WriteFailed):  # what went wrong first is what the caller is told
+            with suppress(WriteFailed):  # the caller gets the first error
                 self._close(begun_well=False)
 
 

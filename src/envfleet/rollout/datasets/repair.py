@@ -15,7 +15,7 @@ from envfleet.errors import DamagedWarning, DatasetDamaged
 from envfleet.rollout.datasets.episode_codec import Codec
 from envfleet.rollout.datasets.seal import Shard, salvage_shard, sealed_shard
 from envfleet.rollout.datasets.store import OLD_TAIL, early, number_of, read_old_tail, read_rollouts, shards, tails
-from envfleet.rollout.datasets.tail import Found, read_tail, salvage_tail
+from envfleet.rollout.datasets.tail import Found, read_tail
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.util.files import keep_aside, remove_leftovers, write_durably
 
@@ -102,12 +102,8 @@ def _read(tail: Path) -> Found:
     if tail.suffix == OLD_TAIL:
         batches, whole = read_old_tail(tail)
         return Found(batches, [] if whole else ["something behind its last whole record cannot be read"])
-    try:
-        return Found(list(read_tail(tail)))
-    except DatasetDamaged as damaged:
-        found = salvage_tail(tail)
-        found.problems = found.problems or [damaged.problem]
-        return found
+    problems: list[str] = []
+    return Found(list(read_tail(tail, problems)), problems)
 
 
 def _replaced(damaged: Path, place: Path, found: Found) -> bool:
@@ -122,8 +118,8 @@ def _replaced(damaged: Path, place: Path, found: Found) -> bool:
 
 
 def _warn(path: Path, aside: Path, problems: list[str], saved: int | None) -> None:
-    told = "" if saved is None else f"; {saved} episodes of it were saved"
-    warnings.warn(f"{path} is damaged ({'; '.join(problems)}): kept as {aside.name}{told}", DamagedWarning, stacklevel=6)
+    rest = "" if saved is None else f"; {saved} episodes of it were saved"
+    warnings.warn(f"{path} is damaged ({'; '.join(problems)}): kept as {aside.name}{rest}", DamagedWarning, stacklevel=6)
 
 
 def _without_repeats(batches: list[Any]) -> list[Any]:

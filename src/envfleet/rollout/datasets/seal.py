@@ -3,7 +3,7 @@
 Parquet's own page checksums cover neither page headers nor the footer, so a changed bit there can change values
 without a word. The footer may hold free text, and there goes the seal: the SHA-256 of the whole file, of the footer,
 and a CRC-32 of every row group, all computed with the seal's own digits as zeros. Any Parquet reader ignores it. It travels
-with the file, and one rename puts both in place. A spare copy of the footer lies before it, where no reader looks: without a
+with the file, and one rename puts both in place. A spare copy of the footer is before it, where no reader looks: without a
 footer nothing of a Parquet file can be read.
 """
 
@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,37 +44,24 @@ def sealed_shard(batches: list[Any]) -> bytearray:
         writer.write_table(table, row_group_size=rows)
         writer.add_key_value_metadata({_KEY: _PREFIX + groups + b"0" * (2 * _SHA + _CRC * int(groups, 16))})
     data = bytearray(sink.getvalue())
+    file = io.BytesIO(data)
     metadata = pa.parquet.ParquetFile(pa.BufferReader(data)).metadata
-    at, inner = _seal_of(io.BytesIO(data), len(data), metadata)
-    data[at + _SHA : at + _SHA + len(inner)] = inner
-    ends = _ends(io.BytesIO(data), len(data))
+    ends = _ends(file)
     assert ends is not None
-    spare = _SPARE + len(ends.data).to_bytes(8, "little") + hashlib.sha256(ends.data).digest() + ends.data
+    at = ends.begin + ends.place + _CRC
+    crcs = [_crc(file, *_span(metadata, group)) for group in range(metadata.num_row_groups)]
+    inner = ends.footer_digest() + b"".join(crcs)
+    data[at + _SHA : at + _SHA + len(inner)] = inner
+    footer = bytes(data[ends.begin :])
+    spare = _SPARE + len(footer).to_bytes(8, "little") + hashlib.sha256(footer).digest() + footer
     data[ends.begin : ends.begin] = spare
     at += len(spare)
-    data[at : at + _SHA] = _whole_digest(io.BytesIO(data), len(data), at)
+    data[at : at + _SHA] = _whole_digest(io.BytesIO(data), at)
     return data
 
 
 class Shard:
-    """An opened shard whose bytes are what was written; `sealed` is False for one from before there were seals.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "shard-00000.parquet"
-        >>> data = sealed_shard([arrow().record_batch({"id": [7]})])
-        >>> _ = path.write_bytes(data)
-        >>> with open(path, "rb") as file:
-        ...     [batch.to_pydict() for batch in Shard(file, path).batches()]
-        [{'id': [7]}]
-        >>> data[20] ^= 1
-        >>> _ = path.write_bytes(data)
-        >>> with open(path, "rb") as file:
-        ...     Shard(file, path)
-        Traceback (most recent call last):
-        ...
-        envfleet.errors.DatasetDamaged: ...shard-00000.parquet is damaged: its digest is not ...
-    """
+    """An opened shard whose bytes are what was written; `sealed` is False for one from before there were seals."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.path = path
@@ -97,14 +85,12 @@ class Shard:
 
 def check_seal(file: BinaryIO, path: Path) -> bool:
     """Compare a file with its seal; False when it has none, `DatasetDamaged` when it is not what was written."""
-    size = os.fstat(file.fileno()).st_size
-    ends = _ends(file, size)
+    ends = _ends(file)
     if ends is None:
-        raise DatasetDamaged(path, f"its end is not that of a Parquet file ({size} bytes)")
+        raise DatasetDamaged(path, f"its end is not that of a Parquet file ({file.seek(0, os.SEEK_END)} bytes)")
     if ends.place < 0 and not ends.has_key:
         return False
-    told = ends.part(_CRC, _SHA)
-    if ends.place < 0 or told != _whole_digest(file, size, ends.begin + ends.place + _CRC):
+    if ends.place < 0 or ends.part(_CRC, _SHA) != _whole_digest(file, ends.begin + ends.place + _CRC):
         raise DatasetDamaged(path, "its digest is not that of what was written")
     return True
 
@@ -113,7 +99,7 @@ def salvage_shard(path: Path) -> Found:
     """The row groups of a damaged shard that are what was written; none when its footer and the copy of it are not."""
     found = Found()
     data = path.read_bytes()
-    ends = _ends(io.BytesIO(data), len(data))
+    ends = _ends(io.BytesIO(data))
     if ends is None or ends.place < 0 or ends.part(_CRC + _SHA, _SHA) != ends.footer_digest():
         ends = _spare_ends(data)
         if ends is None:
@@ -180,8 +166,9 @@ class _Ends:
         return hashlib.sha256(blank).hexdigest().encode()
 
 
-def _ends(file: BinaryIO, size: int) -> _Ends | None:
+def _ends(file: BinaryIO) -> _Ends | None:
     """The end of a Parquet file; None when it is not that of one."""
+    size = file.seek(0, os.SEEK_END)
     last = _read_at(file, max(size - 8, 0), 8)
     length = int.from_bytes(last[:4], "little") + 8
     if size < 12 or last[4:] != _END or length > size - 4:
@@ -191,44 +178,30 @@ def _ends(file: BinaryIO, size: int) -> _Ends | None:
     return _Ends(size - length, data, place + len(_PREFIX) if place >= 0 else -1, _KEY in data)
 
 
-def _seal_of(file: BinaryIO, size: int, metadata: Any) -> tuple[int, bytes]:
-    """Where the digits after the count go, and what they are."""
-    ends = _ends(file, size)
-    assert ends is not None
-    spans = [_span(metadata, group) for group in range(metadata.num_row_groups)]
-    inner = ends.footer_digest() + b"".join(_crc(file, *span) for span in spans)
-    at = ends.begin + ends.place + _CRC
-    return at, inner
-
-
-def _whole_digest(file: BinaryIO, size: int, blank: int) -> bytes:
+def _whole_digest(file: BinaryIO, blank: int) -> bytes:
     """The digest of the file with the 64 digits at `blank` as zeros."""
     digest = hashlib.sha256()
-    for begin, end in ((0, blank), (blank + _SHA, size)):
-        file.seek(begin)
-        left = end - begin
-        while left > 0:
-            data = file.read(min(left, 1 << 20))
-            if not data:
-                break
+    file.seek(0)
+    for size, instead in ((blank, b"0" * _SHA), (sys.maxsize, b"")):
+        while size > 0 and (data := file.read(min(size, 1 << 20))):
             digest.update(data)
-            left -= len(data)
-        if begin == 0:
-            digest.update(b"0" * _SHA)
+            size -= len(data)
+        digest.update(instead)
+        file.seek(blank + _SHA)
     return digest.hexdigest().encode()
 
 
 def _span(metadata: Any, group: int) -> tuple[int, int]:
     """First byte and length of a row group."""
-    begins, ends = [], []
+    spans = []
     for column in range(metadata.num_columns):
         chunk = metadata.row_group(group).column(column)
         first = chunk.data_page_offset
         if chunk.has_dictionary_page:
             first = min(first, chunk.dictionary_page_offset)
-        begins.append(first)
-        ends.append(first + chunk.total_compressed_size)
-    return min(begins), max(ends) - min(begins)
+        spans.append((first, first + chunk.total_compressed_size))
+    begin = min(first for first, _ in spans)
+    return begin, max(last for _, last in spans) - begin
 
 
 def _crc(file: BinaryIO, begin: int, length: int) -> bytes:

@@ -71,34 +71,30 @@ def data_files(directory: Path) -> list[Path]:
     return [*waiting, *finished, *(path for path in open_ones if number_of(path) not in numbers)]
 
 
-def read_batches(path: Path) -> Iterator[tuple[Codec, Any]]:
-    """Yield record batches of any of these files; FileNotFoundError when it has become another meanwhile."""
-    if path.suffix == ".parquet":
-        with open(path, "rb") as file:
-            shard = Shard(file, path)
-            if not shard.sealed:
-                _warn_unchecked(path.parent)
-            codec = Codec.from_schema(shard.schema)
-            for batch in shard.batches():
-                yield codec, batch
-        return
-    if path.suffix == OLD_TAIL:
-        _warn_unchecked(path.parent)
-    found = read_old_tail(path)[0] if path.suffix == OLD_TAIL else read_tail(path)
-    codec_of_tail = None
-    for batch in found:
-        codec_of_tail = codec_of_tail or Codec.from_schema(batch.schema)
-        yield codec_of_tail, batch
-
-
 def read_rollouts(path: Path) -> Iterator[Rollout]:
-    """Yield the episodes of one file."""
-    for codec, batch in read_batches(path):
+    """Yield the episodes of any of these files; FileNotFoundError when it has become another meanwhile."""
+    codec = None
+    for batch in _batches(path):
+        codec = codec or Codec.from_schema(batch.schema)
         try:
             rollouts = codec.decode(batch)
         except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:  # only without checksums
             raise DatasetDamaged(path, f"what it holds is no episode ({error})") from error
         yield from rollouts
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    if path.suffix == ".parquet":
+        with open(path, "rb") as file:
+            shard = Shard(file, path)
+            if not shard.sealed:
+                _warn_unchecked(path.parent)
+            yield from shard.batches()
+    elif path.suffix == OLD_TAIL:
+        _warn_unchecked(path.parent)
+        yield from read_old_tail(path)[0]
+    else:
+        yield from read_tail(path)
 
 
 def read_old_tail(path: Path) -> tuple[list[Any], bool]:
@@ -171,7 +167,7 @@ def write_run(directory: Path, run: dict[str, Any]) -> None:
 
 
 def check_run(directory: Path, run: dict[str, Any] | None, resume: bool) -> dict[str, Any] | None:
-    """What a directory with episodes says was collected, or None for one without: whoever comes may begin there."""
+    """What a directory with episodes says was collected, or None for one without episodes: any collection may begin there."""
     if not holds_episodes(directory):
         return None
     if not resume:
@@ -182,8 +178,8 @@ def check_run(directory: Path, run: dict[str, Any] | None, resume: bool) -> dict
         return run or {}
     if run is not None and before != run:
         differing = sorted(k for k in {*before, *run} if before.get(k) != run.get(k))
-        told = ", ".join(f"{key}: {before.get(key)!r} then, {run.get(key)!r} now" for key in differing)
-        raise DatasetError(f"{directory} holds another collection ({told}): resume needs the same command")
+        changes = ", ".join(f"{key}: {before.get(key)!r} then, {run.get(key)!r} now" for key in differing)
+        raise DatasetError(f"{directory} holds another collection ({changes}): resume needs the same command")
     return before
 
 
@@ -193,10 +189,12 @@ def _run_before(directory: Path) -> dict[str, Any] | None:
     try:
         if path.exists():
             return read_run(directory)
-        told = "is missing"
+        problem = "is missing"
     except DatasetDamaged as damaged:
-        told = f"is damaged ({damaged.problem}): kept as {keep_aside(path).name}"
+        problem = f"is damaged ({damaged.problem}): kept as {keep_aside(path).name}"
     warnings.warn(
-        f"{path} {told}. Whether the episodes there are of the same collection could not be checked", DamagedWarning, stacklevel=5
+        f"{path} {problem}. Whether the episodes there are of the same collection could not be checked",
+        DamagedWarning,
+        stacklevel=5,
     )
     return None

@@ -8,13 +8,12 @@
 
 A record is written behind the last good byte and then committed by writing its end to the older of the two commits.
 So at any moment one of the two is whole, and it says how much of the file must be readable: a file that was cut
-short, or whose bytes were changed, does not pass for one whose writer was killed. What lies behind the
-committed length was never promised to anybody: the next record is written over it.
+short, or whose bytes were changed, does not pass for one whose writer was killed. What is behind the
+committed length was never promised: the next record is written over it.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import struct
@@ -99,7 +98,7 @@ class Tail:
         descriptor = self._file.fileno()
         self._file.seek(0)
         found = _last_commit(self._file.read(_BEGIN))
-        if found is None:  # can only be if somebody else wrote to the file
+        if found is None:  # only if another process wrote to the file
             raise DatasetDamaged(self.path, "what it says is committed cannot be read any more")
         self._commits, self.good = found
         os.ftruncate(descriptor, self.good)
@@ -118,73 +117,47 @@ class Found:
     problems: list[str] = field(default_factory=list)
 
 
-def read_tail(path: Path) -> Iterator[Any]:
-    """Yield the record batches; `DatasetDamaged` as soon as something committed cannot be read."""
+def read_tail(path: Path, problems: list[str] | None = None) -> Iterator[Any]:
+    """Yield the record batches; `DatasetDamaged` as soon as something committed cannot be read.
+
+    With a list of `problems` damage is noted there instead, and the records behind it are read, too.
+    """
+
+    def note(problem: str) -> None:
+        if problems is None:
+            raise DatasetDamaged(path, problem)
+        problems.append(problem)
+
     with open(path, "rb") as file:
-        yield from _read_records(file, path)
+        head = file.read(_BEGIN)
+        commit = _last_commit(head)
+        if not head.startswith(_MAGIC) or commit is None:
+            note(f"its first {_BEGIN} bytes are not what was written")
+        committed = commit[1] if commit else os.fstat(file.fileno()).st_size
+        schema, at = None, _BEGIN
+        while True:
+            mark, payload = _read_frame(file, at)
+            if payload is None:
+                if at >= committed:  # a record that was being written
+                    return
+                following = None if problems is None else _next_frame(file, at)
+                note(f"bytes {at} to {following or committed} are damaged or missing")
+                if following is None:
+                    return
+                at = following
+                continue
+            if mark == _SCHEMA_MARK:
+                schema = arrow().ipc.read_schema(payload)
+            elif schema is not None:
+                yield arrow().ipc.read_record_batch(payload, schema)
+            at += _FRAME.size + payload.size
 
 
-def _read_records(file: BinaryIO, path: Path) -> Iterator[Any]:
-    head = file.read(_BEGIN)
-    commit = _last_commit(head)
-    if not head.startswith(_MAGIC) or commit is None:
-        raise DatasetDamaged(path, f"its first {_BEGIN} bytes are not what was written")
-    committed, offset = commit[1], _BEGIN
-    schema = None
-    while True:
-        mark = _SCHEMA_MARK if schema is None else _RECORD_MARK
-        payload = _read_frame(file, offset, mark)
-        if payload is None:
-            if offset < committed:
-                raise DatasetDamaged(path, f"its bytes from {offset} on are not what was written ({committed} were)")
-            return  # behind what was committed: a record that was being written
-        if mark == _RECORD_MARK:
-            yield arrow().ipc.read_record_batch(payload, schema)
-        elif offset > _BEGIN:  # the second copy
-            schema = arrow().ipc.read_schema(payload)
-        offset += _FRAME.size + payload.size
-
-
-def salvage_tail(path: Path) -> Found:
-    """Every record that can be read, also those behind a damaged one."""
-    data = path.read_bytes()
-    file = io.BytesIO(data)
-    found = Found()
-    commit = _last_commit(data[:_BEGIN])
-    if not data.startswith(_MAGIC) or commit is None:
-        found.problems.append("its first bytes are damaged")
-    committed = commit[1] if commit else len(data)
-    schema, at = None, _BEGIN
-    while at < len(data):
-        for mark in (_SCHEMA_MARK, _RECORD_MARK):
-            payload = _read_frame(file, at, mark)
-            if payload is not None:
-                break
-        else:
-            following = _next_frame(file, data, at)
-            if at < committed:
-                found.problems.append(f"bytes {at} to {following or committed} are damaged or missing")
-            if following is None:
-                break
-            at = following
-            continue
-        if mark == _SCHEMA_MARK:
-            schema = arrow().ipc.read_schema(payload)
-        elif schema is not None:
-            found.batches.append(arrow().ipc.read_record_batch(payload, schema))
-        at += _FRAME.size + payload.size
-    if at >= len(data) and at < committed:
-        found.problems.append(f"bytes {at} to {committed} are missing")
-    return found
-
-
-def _next_frame(file: BinaryIO, data: bytes, after: int) -> int | None:
+def _next_frame(file: BinaryIO, after: int) -> int | None:
     """Where the next whole frame begins. A frame knows its place, so a copy of one inside data is none."""
-    places = (match.start() for match in re.finditer(_ANY_MARK, data[after + 1 :]))
-    for place in (after + 1 + start for start in places):
-        if any(_read_frame(file, place, mark) is not None for mark in (_SCHEMA_MARK, _RECORD_MARK)):
-            return place
-    return None
+    file.seek(after + 1)
+    places = (after + 1 + match.start() for match in re.finditer(_ANY_MARK, file.read()))
+    return next((place for place in places if _read_frame(file, place)[1] is not None), None)
 
 
 def _frame_head(mark: bytes, payload: bytes | memoryview, offset: int) -> bytes:
@@ -192,19 +165,18 @@ def _frame_head(mark: bytes, payload: bytes | memoryview, offset: int) -> bytes:
     return head + _CRC.pack(zlib.crc32(head, offset & 0xFFFFFFFF))
 
 
-def _read_frame(file: BinaryIO, offset: int, mark: bytes) -> Any:
-    """The payload of the frame at an offset as an Arrow buffer; None when there is no whole one."""
+def _read_frame(file: BinaryIO, offset: int) -> tuple[bytes, Any]:
+    """Mark and payload (an Arrow buffer) of the frame at an offset; the payload is None when there is no whole one."""
     file.seek(offset)
     head = file.read(_FRAME.size)
     if len(head) < _FRAME.size:
-        return None
-    found, size, crc, head_crc = _FRAME.unpack(head)
-    if found != mark or head_crc != zlib.crc32(head[:-4], offset & 0xFFFFFFFF):
-        return None
+        return b"", None
+    mark, size, crc, head_crc = _FRAME.unpack(head)
+    if mark not in (_SCHEMA_MARK, _RECORD_MARK) or head_crc != zlib.crc32(head[:-4], offset & 0xFFFFFFFF):
+        return mark, None
     payload = file.read(size)
-    if len(payload) != size or zlib.crc32(payload) != crc:
-        return None
-    return arrow().py_buffer(payload)
+    whole = len(payload) == size and zlib.crc32(payload) == crc
+    return mark, arrow().py_buffer(payload) if whole else None
 
 
 def _commit(number: int, good: int) -> bytes:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envfleet.core.batch import Batch
 from envfleet.errors import FaultError, RolloutError
-from envfleet.rollout.engine import Engine, all_gone
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.episodes.episode_buffer import History
-from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.tickets import Ticket, TicketOffice
 from envfleet.slots.layout import QUARANTINED, READY
 from envfleet.util.trees import Tree, as_columns, tree_rows
+
+if TYPE_CHECKING:
+    from envfleet.rollout.collector import Collector
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,43 +31,29 @@ class EpisodeRun:
     oldest unfinished one) or gone (quarantined).
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        office: TicketOffice,
-        ledger: Ledger,
-        *,
-        env_name: str,
-        max_steps: int | None,
-        max_retries: int,
-        max_ahead: int,
-        ordered: bool,
-        yield_failed: bool,
-        keep_infos: bool,
-    ) -> None:
-        self.engine, self.office, self.ledger = engine, office, ledger
-        self.fleet = fleet = engine.fleet
-        self.env_name, self.max_steps, self.max_retries = env_name, max_steps, max_retries
-        self.max_ahead, self.ordered, self.yield_failed, self.keep_infos = max_ahead, ordered, yield_failed, keep_infos
-        self.history = History(fleet.num_envs)
+    def __init__(self, collector: Collector, office: TicketOffice, ordered: bool, yield_failed: bool) -> None:
+        self.collector, self.office, self.ledger = collector, office, collector.ledger
+        self.fleet, self.engine = collector.fleet, collector.engine
+        self.ordered, self.yield_failed = ordered, yield_failed
+        num_slots = self.fleet.num_envs
+        self.history = History(num_slots)
         self.seated: dict[int, Ticket] = {}
         self.coming: dict[int, Ticket] = {}  # assigned ahead: the automatic reset will begin it
         self.held: dict[int, Ticket] = {}  # begun (reset) but not yet acting
-        self.idle: set[int] = set(fleet.runnable().tolist())
-        gone = set(range(fleet.num_envs)) - self.idle
-        if len(gone) > len(fleet.quarantined):
+        self.idle: set[int] = set(self.fleet.runnable().tolist())
+        gone = set(range(num_slots)) - self.idle
+        if len(gone) > len(self.fleet.quarantined):
             warnings.warn(
-                f"the servers have sessions for {len(self.idle)} of {fleet.num_envs} slots: so many run at once",
+                f"the servers have sessions for {len(self.idle)} of {num_slots} slots: so many run at once",
                 RuntimeWarning,
                 stacklevel=2,
             )
         for slot in gone:
             office.close_slot(slot)
-        self.done: dict[int, Rollout | None] = {}  # position → episode, or None: it failed for good
-        self.next_position = 0
-        self._finished: list[Rollout | None] = []  # order="finish"
-        self._started = np.zeros(fleet.num_envs)
-        self._began = np.zeros(fleet.num_envs)
+        self.done: dict[int, Rollout | None] = {}  # place in the output → episode, or None: it failed for good
+        self.next_position = 0  # in the output
+        self._num_done = 0
+        self._started = np.zeros((num_slots, 2))  # [slot] time of day and perf_counter
         self._infos: dict[int, list[dict[str, Any]]] = {}
         self._reset_info: dict[int, dict[str, Any]] = {}
 
@@ -103,21 +90,13 @@ class EpisodeRun:
             self._act(go)
 
     def _hand_over(self) -> Iterator[Rollout]:
-        for rollout in self._ready():
+        while self.next_position in self.done:
+            rollout = self.done.pop(self.next_position)
+            self.next_position += 1
             if rollout is None:
                 continue
             if rollout.error is None:
                 self.ledger.use()  # before the caller sees it: what it holds is used, also if it never comes back
-            yield rollout
-
-    def _ready(self) -> Iterator[Rollout | None]:
-        if not self.ordered:
-            while self._finished:
-                yield self._finished.pop(0)
-            return
-        while self.next_position in self.done:
-            rollout = self.done.pop(self.next_position)
-            self.next_position += 1
             yield rollout
 
     def _free(self) -> Ints:
@@ -136,7 +115,10 @@ class EpisodeRun:
             task=[ticket.task for ticket in tickets],
             columns=columns,
         )
-        self.history.act(slots, answer.actions, answer.extras, version)
+        history, steps = self.history, self.history.position[slots]
+        versions = np.broadcast_to(np.asarray(version, dtype=np.int64), slots.shape)
+        history.put(history.steps, slots, steps, {"actions": answer.actions, "policy_version": versions})
+        history.put(history.extras, slots, steps, answer.extras)
         self.engine.post(slots, answer.actions)
 
     def _rows(self, obs: Any) -> Tree:
@@ -151,52 +133,42 @@ class EpisodeRun:
         rows = slots[scored]
         steps = history.position[rows]
         history.make_room(int(steps.max(initial=0)) + 2)
-        history.reward[rows, steps] = batch.reward[scored]
-        history.terminated[rows, steps] = batch.terminated[scored]
-        history.truncated[rows, steps] = batch.truncated[scored]
+        results = {"rewards": batch.reward, "terminated": batch.terminated, "truncated": batch.truncated}
+        history.put(history.steps, rows, steps, tree_rows(results, scored))
         history.position[rows] += 1
         going = scored & ~ended
-        obs = self._rows(batch.obs)
-        names = self.fleet.layout.columns
-        columns = {name: getattr(batch, name) for name in names}
         if going.any():
-            there = {name: values[going] for name, values in columns.items()}
-            history.observe(slots[going], history.position[slots[going]], tree_rows(obs, going), there)
-        if self.keep_infos:
+            self._observe(batch, going)
+        if self.collector.keep_infos:
             self._keep_infos(batch, scored)
         if ended.any():
-            final = tree_rows(self._rows(batch.final_obs), ended)
-            history.observe(slots[ended], history.position[slots[ended]], final, {})
-        over = np.flatnonzero(ended)
-        if self.max_steps is not None:
-            cut = going & (history.position[slots] >= self.max_steps)
+            final = {"observations": tree_rows(self._rows(batch.final_obs), ended)}
+            history.put(history.steps, slots[ended], history.position[slots[ended]], final)
+        cut = np.zeros(len(slots), dtype=np.bool_)
+        if self.collector.max_steps is not None:
+            cut = going & (history.position[slots] >= self.collector.max_steps)
             for slot in slots[cut].tolist():
-                history.truncated[slot, history.position[slot] - 1] = True
-        else:
-            cut = np.zeros(len(slots), dtype=np.bool_)
+                history.steps["truncated"][slot, history.position[slot] - 1] = True
         for slot in slots[ended | cut].tolist():
-            self._complete(slot)
+            ticket = self.seated.pop(slot)
+            self._put(ticket, self._record(slot, ticket))
+        # Where a ticket was assigned ahead the environment has begun it already.
+        begun = ended & np.array([slot in self.coming for slot in slots.tolist()], dtype=np.bool_)
+        self._open(batch, begun, [self.coming.pop(slot) for slot in slots[begun].tolist()])
         wants: dict[int, Ticket] = {}
-        self._go_on(batch, obs, over, wants)
-        for row in np.flatnonzero(cut | ~scored).tolist():
-            slot = int(slots[row])
-            if not scored[row]:
-                self._failed(slot, gone=int(batch.status[row]) == QUARANTINED, wants=wants)
-            else:
-                self._next_for(slot, wants)
+        for slot in slots[(ended & ~begun) | cut].tolist():
+            self._next_for(slot, wants)
+        for row in np.flatnonzero(~scored).tolist():
+            self._failed(int(slots[row]), gone=int(batch.status[row]) == QUARANTINED, wants=wants)
         self._seat(wants)
 
-    def _go_on(self, batch: Batch, obs: Tree, over: Ints, wants: dict[int, Ticket]) -> None:
-        """Slots whose episode ended: the next one has begun already where its ticket was assigned ahead."""
-        begun = [row for row in over.tolist() if int(batch.slots[row]) in self.coming]
-        for row in over.tolist():
-            slot = int(batch.slots[row])
-            if slot not in self.coming:
-                self._next_for(slot, wants)
-        if begun:
-            slots = batch.slots[begun]
-            columns = {name: getattr(batch, name)[begun] for name in self.fleet.layout.columns}
-            self._open(slots, [self.coming.pop(int(slot)) for slot in slots], tree_rows(obs, begun), columns, batch, begun)
+    def _observe(self, batch: Batch, rows: npt.NDArray[np.bool_]) -> None:
+        """Write what the slots of these rows act on next."""
+        history, slots = self.history, batch.slots[rows]
+        steps = history.position[slots]
+        history.put(history.steps, slots, steps, {"observations": tree_rows(self._rows(batch.obs), rows)})
+        columns = {name: getattr(batch, name)[rows] for name in self.fleet.layout.columns}
+        history.put(history.columns, slots, steps, columns)
 
     def _next_for(self, slot: int, wants: dict[int, Ticket]) -> None:
         ticket = self.coming.pop(slot, None) or self.office.take(slot)
@@ -209,12 +181,15 @@ class EpisodeRun:
         """A slot's environment failed in the middle of its ticket."""
         ticket = self.seated.pop(slot)
         reason, fault = self.engine.reason(slot)
-        again = ticket.attempt <= self.max_retries
+        again = ticket.attempt <= self.collector.max_retries
         self.ledger.fail(reason, retried=again)
         if again:
             ticket.attempt += 1
         else:
-            self._close_failed(slot, ticket, fault)
+            rollout = self._record(slot, ticket) if self.yield_failed else None
+            if rollout is not None:
+                rollout.error = fault.error() if fault is not None else RolloutError("the environment failed")
+            self._put(ticket, rollout)
         if gone:
             self._lose_slot(slot, ticket if again else None)
         elif again:
@@ -227,31 +202,15 @@ class EpisodeRun:
         for left in (ticket, self.coming.pop(slot, None)):
             if left is not None:
                 self.office.give_back(left)
-        if len(self.fleet.quarantined) == self.fleet.num_envs:
-            _, fault = self.engine.reason(slot)
-            raise all_gone(fault) from fault.error()
-
-    def _close_failed(self, slot: int, ticket: Ticket, fault: Any) -> None:
-        rollout = None
-        if self.yield_failed:
-            rollout = self._record(slot, ticket)
-            rollout.error = fault.error() if fault is not None else RolloutError("the environment failed")
-        self._put(ticket, rollout)
-
-    def _complete(self, slot: int) -> None:
-        ticket = self.seated.pop(slot)
-        self._put(ticket, self._record(slot, ticket))
+        self.engine.check_slots_left(slot)
 
     def _put(self, ticket: Ticket, rollout: Rollout | None) -> None:
-        if self.ordered:
-            self.done[ticket.position] = rollout
-        else:
-            self.next_position += 1
-            self._finished.append(rollout)
+        self.done[ticket.position if self.ordered else self._num_done] = rollout
+        self._num_done += 1
 
     def _record(self, slot: int, ticket: Ticket) -> Rollout:
         return Rollout(
-            env_name=self.env_name,
+            env_name=self.collector.env_name,
             seed=ticket.seed,
             task=ticket.task,
             slot=slot,
@@ -259,8 +218,8 @@ class EpisodeRun:
             attempts=ticket.attempt,
             infos=self._infos.pop(slot, []),
             reset_info=self._reset_info.pop(slot, {}),
-            started_s=float(self._started[slot]),
-            wall_s=time.perf_counter() - float(self._began[slot]),
+            started_s=float(self._started[slot, 0]),
+            wall_s=time.perf_counter() - float(self._started[slot, 1]),
             **self.history.cut(slot),
         )
 
@@ -290,12 +249,8 @@ class EpisodeRun:
         while wants:
             slots = np.array(sorted(wants), dtype=np.int64)
             tickets = [wants[slot] for slot in slots.tolist()]
-            with_tasks = any(ticket.task is not None for ticket in tickets)
-            batch = self.fleet.reset(
-                seed=[ticket.seed for ticket in tickets],
-                tasks=[ticket.task for ticket in tickets] if with_tasks else None,
-                slots=slots,
-            )
+            seeds, tasks = _seeds_and_tasks(tickets)
+            batch = self.fleet.reset(seed=seeds, tasks=tasks, slots=slots)
             good = batch.status == READY
             again: dict[int, Ticket] = {}
             for row in np.flatnonzero(~good).tolist():
@@ -304,58 +259,52 @@ class EpisodeRun:
                 self.ledger.start()
                 self.history.position[slot] = 0
                 self._failed(slot, gone=int(batch.status[row]) == QUARANTINED, wants=again)
-            rows = np.flatnonzero(good)
-            columns = {name: getattr(batch, name)[rows] for name in self.fleet.layout.columns}
-            seats = [tickets[row] for row in rows.tolist()]
-            self._open(slots[rows], seats, tree_rows(self._rows(batch.obs), rows), columns, batch, rows.tolist())
+            self._open(batch, good, [tickets[row] for row in np.flatnonzero(good).tolist()])
             wants = again
 
-    def _open(self, slots: Ints, tickets: list[Ticket], obs: Any, columns: dict[str, Any], batch: Batch, rows: list[int]) -> None:
-        """These slots have the first observation of their ticket: let them act, or hold them back."""
-        if not len(slots):
+    def _open(self, batch: Batch, rows: npt.NDArray[np.bool_], tickets: list[Ticket]) -> None:
+        """The slots of these rows have the first observation of their ticket: let them act, or hold them back."""
+        if not tickets:
             return
+        slots = batch.slots[rows]
         self.history.position[slots] = 0
-        self.history.observe(slots, np.zeros(len(slots), dtype=np.int64), obs, columns)
-        if self.keep_infos:
+        self._observe(batch, rows)
+        if self.collector.keep_infos:
             infos = batch.info
-            for slot, row in zip(slots.tolist(), rows):
+            for slot, row in zip(slots.tolist(), np.flatnonzero(rows).tolist()):
                 self._infos[slot], self._reset_info[slot] = [], dict(infos[row])
+        self._started[slots] = time.time(), time.perf_counter()
         ahead: dict[int, Ticket] = {}
         for slot, ticket in zip(slots.tolist(), tickets):
-            self._started[slot], self._began[slot] = time.time(), time.perf_counter()
-            if ticket.position >= self.next_position + self.max_ahead:
-                self.held[slot] = ticket
-            else:
-                self.ledger.start()
-                self.seated[slot] = ticket
+            self.held[slot] = ticket
             if self.fleet.on_end == "reset":
                 # Assigned anew also if it was before: a rebuild or an explicit reset used the seed up.
                 following = self.coming.pop(slot, None) or self.office.take(slot)
                 if following is not None:
                     ahead[slot] = following
-        self._assign(ahead)
-
-    def _assign(self, ahead: dict[int, Ticket]) -> None:
+        self._release()
         if ahead:
-            with_tasks = any(ticket.task is not None for ticket in ahead.values())
-            self.fleet.assign(
-                list(ahead),
-                tasks=[ticket.task for ticket in ahead.values()] if with_tasks else None,
-                seeds=[ticket.seed for ticket in ahead.values()],
-            )
+            seeds, tasks = _seeds_and_tasks(list(ahead.values()))
+            self.fleet.assign(list(ahead), tasks=tasks, seeds=seeds)
             self.coming.update(ahead)
 
     def _release(self) -> None:
         """Let held slots act whose ticket is near enough now."""
-        for slot in [s for s, t in self.held.items() if t.position < self.next_position + self.max_ahead]:
+        last = self.next_position + self.collector.max_ahead
+        for slot in [slot for slot, ticket in self.held.items() if ticket.position < last]:
             self.seated[slot] = self.held.pop(slot)
             self.ledger.start()
 
     def _give_up(self) -> None:
         """The caller has left: what runs and what it did not take is dropped, and counted."""
         self.ledger.drop("unfinished when the caller stopped", len(self.seated))
-        ready = [rollout for rollout in (*self.done.values(), *self._finished) if rollout is not None]
-        self.ledger.drop("finished but not taken", sum(rollout.error is None for rollout in ready))
+        not_taken = sum(rollout is not None and rollout.error is None for rollout in self.done.values())
+        self.ledger.drop("finished but not taken", not_taken)
         self.seated.clear()
         self.done.clear()
-        self._finished.clear()
+
+
+def _seeds_and_tasks(tickets: list[Ticket]) -> tuple[list[int], list[Any] | None]:
+    """What a reset of these tickets needs; None where no ticket has a task."""
+    tasks = [ticket.task for ticket in tickets]
+    return [ticket.seed for ticket in tickets], tasks if any(task is not None for task in tasks) else None

@@ -28,7 +28,7 @@ class Rollout:
 
     `observations` and `actions` are lists when an executor collected them (any Python values) and arrays,
     or dicts and tuples of arrays, when the fleet's collector did. `infos[t]` belongs to `rewards[t]`; what
-    `reset()` told is `reset_info`. A failed rollout keeps what it had and says why in `error`.
+    `reset()` gave is `reset_info`. A failed rollout keeps what it had and says why in `error`.
 
     Example:
         >>> rollout = Rollout(env_name="easy", observations=[0, 1, 2], actions=[1, 1], rewards=[0.5, 1.0],
@@ -100,9 +100,7 @@ class Rollout:
             >>> tensors["observations"].shape
             torch.Size([2, 1])
         """
-        tensors: dict[str, Any] = tree_map(lambda leaf: _tensor(leaf, self.env_name, device), self.arrays())
-        tensors["dones"] = tensors["terminated"] | tensors["truncated"]
-        return tensors
+        return _tensors(self.arrays() | {"dones": self.dones}, self.env_name, device)
 
     def digest(self) -> str:
         """SHA-256 of what happened (data, seed, task, env name), not of times and places."""
@@ -177,7 +175,7 @@ class Rollouts(list[Rollout]):
         good = self.successes
         if not good:
             raise BadArgument("no successful rollout to make tensors of")
-        parts = [rollout.arrays() for rollout in good]
+        parts = [rollout.arrays() | {"dones": rollout.dones} for rollout in good]
         lengths = np.array([len(rollout) for rollout in good])
         longest = int(lengths.max())
 
@@ -191,9 +189,7 @@ class Rollouts(list[Rollout]):
         padded = tree_map(pad, *parts)
         padded["mask"] = np.arange(longest)[None, :] < lengths[:, None]
         padded["lengths"] = lengths
-        tensors: dict[str, Any] = tree_map(lambda leaf: _tensor(leaf, "", device), padded)
-        tensors["dones"] = tensors["terminated"] | tensors["truncated"]
-        return tensors
+        return _tensors(padded, "", device)
 
     def save(self, directory: str | Path, format: str = "parquet", **options: Any) -> Path:
         """Write a dataset directory: "parquet" (default) or "minari"; see docs/datasets.md."""
@@ -208,20 +204,20 @@ class Rollouts(list[Rollout]):
 
         return cls(sorted(iter_rollouts(directory), key=lambda rollout: rollout.episode))
 
-    @classmethod
-    def of(cls, rollouts: Iterable[Rollout]) -> Rollouts:
-        """Make one of any iterable."""
-        return rollouts if isinstance(rollouts, Rollouts) else cls(rollouts)
 
-
-def _tensor(leaf: npt.NDArray[Any], env_name: str, device: Any) -> Any:
+def _tensors(arrays: dict[str, Any], env_name: str, device: Any) -> dict[str, Any]:
     with from_extra("train"):
         import torch
-    if leaf.dtype == object:
-        raise BadArgument(
-            f"rollout {env_name!r} holds values that are no numbers ({type(leaf[0]).__name__}): "
-            "map observations to arrays before to_tensors()"
-        )
-    # Networks are float32; float64 rewards and observations would promote every product they meet.
-    narrow = leaf.astype(np.float32) if leaf.dtype == np.float64 else np.ascontiguousarray(leaf)
-    return torch.as_tensor(narrow, device=device)
+
+    def tensor(leaf: npt.NDArray[Any]) -> Any:
+        if leaf.dtype == object:
+            raise BadArgument(
+                f"rollout {env_name!r} holds values that are no numbers ({type(leaf[0]).__name__}): "
+                "map observations to arrays before to_tensors()"
+            )
+        # Networks are float32; float64 rewards and observations would promote every product they meet.
+        narrow = leaf.astype(np.float32) if leaf.dtype == np.float64 else np.ascontiguousarray(leaf)
+        return torch.as_tensor(narrow, device=device)
+
+    tensors: dict[str, Any] = tree_map(tensor, arrays)
+    return tensors

@@ -11,9 +11,9 @@ import inspect
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import partial
 from typing import Any, Literal
 
 from envfleet.errors import AgentFailed, BadArgument, ClientFailed, RolloutFailed, RolloutTimeout
@@ -92,20 +92,14 @@ class Job:
         if self.seed is not None:
             arguments["seed"] = self.seed
         if self.task is not None:
-            try:
+            takes: Mapping[str, Any] = {}
+            with suppress(TypeError, ValueError):
                 takes = inspect.signature(client.reset).parameters
-            except (TypeError, ValueError):
-                takes = MappingProxyType({})
             if "options" in takes and "task" not in takes:
                 arguments.setdefault("options", {"task": self.task})
             else:
                 arguments.setdefault("task", self.task)
         return arguments
-
-
-Args = tuple[Any, ...]
-Kwargs = Mapping[str, Any]
-NONE: Kwargs = MappingProxyType({})
 
 
 class OnThread:
@@ -114,12 +108,10 @@ class OnThread:
     def __init__(self, bridge: Callable[[Awaitable[Any]], Any]) -> None:
         self._bridge = bridge
 
-    async def call(
-        self, function: Any, args: Args = (), kwargs: Kwargs = NONE, awaited: bool | None = None, agent: bool = False
-    ) -> Outcome:
+    async def call(self, function: Any, *args: Any, awaited: bool | None = None, agent: bool = False) -> Outcome:
         """Make a call. `awaited` says whether it gives a coroutine, `agent` that it is the agent's; here nothing depends on them."""
         try:
-            answer = function(*args, **kwargs)
+            answer = function(*args)
             return self._bridge(answer) if inspect.isawaitable(answer) else answer, None
         except CALL_ERRORS as error:
             return None, error
@@ -142,9 +134,7 @@ class OnLoop:
         self._client_calls = Handover(pool)
         self._agent_calls = None if inline_agent else Handover(pool)  # apart: clients wait, most agents do not
 
-    async def call(
-        self, function: Any, args: Args = (), kwargs: Kwargs = NONE, awaited: bool | None = None, agent: bool = False
-    ) -> Outcome:
+    async def call(self, function: Any, *args: Any, awaited: bool | None = None, agent: bool = False) -> Outcome:
         """Await a call, or have a thread make it; whether it gives a coroutine is looked up unless `awaited` says so."""
         if isinstance(function, BatchedPolicy):
             function, awaited = function.ask, True
@@ -153,9 +143,9 @@ class OnLoop:
         threads = None if awaited else self._agent_calls if agent else self._client_calls
         try:
             if threads is None:
-                answer = function(*args, **kwargs)
+                answer = function(*args)
             else:
-                answer, error = await threads.call(function, args, kwargs)
+                answer, error = await threads.call(function, args)
                 if error is not None:
                     return None, error
             return await answer if inspect.isawaitable(answer) else answer, None
@@ -227,8 +217,7 @@ class ClientEpisode:
 
     async def _play(self, client: Any, rollout: Rollout, begin: float) -> None:
         job, limit_s = self.job, self.rules.rollout_timeout_s
-        arguments = job.reset_arguments(client)
-        result, _ = await self._ask_client(client, "reset", -1, parse_reset, (), arguments)
+        result, _ = await self._ask_client(client, parse_reset, -1)
         rollout.observations.append(own(result.obs))
         rollout.reset_info = result.info
         space = getattr(client, "action_space", None) if self.rules.check_actions else None
@@ -238,7 +227,7 @@ class ClientEpisode:
             if job.stop.wanted:
                 raise self._failed("the collection was stopped", "stopped", step) from Stopped()
             action = await self._ask_agent(result.obs, done, space, step, awaited[1])
-            result, seconds = await self._ask_client(client, "step", step, parse_step, (action,), {}, awaited[0])
+            result, seconds = await self._ask_client(client, parse_step, step, action, awaited=awaited[0])
             step += 1
             done = result.terminated or result.truncated
             cut = not done and step >= job.max_steps
@@ -254,26 +243,16 @@ class ClientEpisode:
                 raise RolloutTimeout(message, env_name=job.env_name, phase="timeout", step=step)
 
     async def _ask_client(
-        self,
-        client: Any,
-        phase: str,
-        step: int,
-        parse: Callable[[Any], StepResult],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        awaited: bool | None = None,
+        self, client: Any, parse: Callable[[Any], StepResult], step: int, *action: Any, awaited: bool | None = None
     ) -> tuple[StepResult, float]:
-        """Call reset or step; also gives how many seconds it took, without the wait for a turn."""
+        """Call step, or reset without an action; also gives how many seconds it took, without the wait for a turn."""
+        phase = "step" if action else "reset"
         try:
-            function = getattr(client, phase)
-            if self.throttle.active:
-                async with self.place.turn(self.throttle, client):
-                    begin = time.perf_counter()
-                    answer, error = await self.place.call(function, args, kwargs, awaited)
-            else:
+            function = client.step if action else partial(client.reset, **self.job.reset_arguments(client))
+            async with self.place.turn(self.throttle, client) if self.throttle.active else nullcontext():
                 begin = time.perf_counter()
-                answer, error = await self.place.call(function, args, kwargs, awaited)
-            seconds = time.perf_counter() - begin
+                answer, error = await self.place.call(function, *action, awaited=awaited)
+                seconds = time.perf_counter() - begin
             if error is None:
                 return parse(answer), seconds
         except CALL_ERRORS as broken:
@@ -281,7 +260,7 @@ class ClientEpisode:
         raise self._failed(f"{phase}() raised {_text(error)}", phase, step) from error
 
     async def _ask_agent(self, obs: Any, done: bool, space: Any, step: int, awaited: bool) -> Any:
-        action, error = await self.place.call(self.job.agent, (obs, done), NONE, awaited, agent=True)
+        action, error = await self.place.call(self.job.agent, obs, done, awaited=awaited, agent=True)
         if error is not None:
             message = f"the agent raised {_text(error)}"
         elif action is None:

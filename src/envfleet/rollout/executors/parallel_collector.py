@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
 from envfleet.errors import BadArgument
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
-from envfleet.rollout.executors.async_executor import AsyncParallelExecutor
-from envfleet.rollout.executors.executor import Names, ParallelEnvironmentExecutor, RolloutExecutor
+from envfleet.rollout.executors.executor import AsyncParallelExecutor, Names, ParallelEnvironmentExecutor, RolloutExecutor
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor
-from envfleet.rollout.stats import Stats, Stopwatch
+from envfleet.rollout.stats import Stats
 
 ExecutionMode = Literal["thread", "async", "process"]
 _EXECUTORS: dict[str, type[RolloutExecutor]] = {
@@ -54,9 +54,9 @@ class ParallelRolloutCollector:
         self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
     ) -> tuple[Rollouts, Stats]:
         """The same with the statistics of these rollouts."""
-        watch = Stopwatch()
+        began = time.perf_counter()
         rollouts = self.collect(clients, agent_fn, max_steps, env_names, **options)
-        return rollouts, rollouts.stats(wall_s=watch.seconds)
+        return rollouts, rollouts.stats(wall_s=time.perf_counter() - began)
 
     def iter_rollouts(
         self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any

@@ -89,7 +89,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs, as far as its socket tells."""
+        """Whether the process runs, as far as its socket shows."""
         self.channel.wait(0.0)
         return not self.channel.eof
 

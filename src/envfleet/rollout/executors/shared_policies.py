@@ -102,12 +102,12 @@ class BatchedPolicy:
                 self._changed.notify()
 
     def enter(self) -> None:
-        """Tell that one more episode runs and will ask; executors do it for you."""
+        """Count one more episode that runs and will ask; executors do it for you."""
         with self._changed:
             self._running += 1
 
     def leave(self) -> None:
-        """Tell that an episode ended; the rest no longer waits for it."""
+        """Count an episode that ended; the rest no longer waits for it."""
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
@@ -189,19 +189,13 @@ def _wake(questions: list[_Question]) -> None:
 
 
 def split_rows(actions: Any, count: int) -> list[Any]:
-    """Take a batch of actions apart, one per row; refuses a batch of another size.
-
-    Example:
-        >>> split_rows([3, 4], 2)
-        [3, 4]
-    """
+    """Take a batch of actions apart, one per row; a batch of another size is an error."""
     detach = getattr(actions, "detach", None)
     if callable(detach):  # a PyTorch tensor, wherever it lives
         actions = detach().cpu().numpy()
     if isinstance(actions, (dict, tuple)):
         return [tree_rows(actions, row) for row in range(count)]
-    if actions is None or not hasattr(actions, "__len__") or len(actions) != count:
-        size = len(actions) if hasattr(actions, "__len__") else None
-        got = f"{size} actions" if size is not None else repr(actions)
+    if not hasattr(actions, "__len__") or len(actions) != count:
+        got = f"{len(actions)} actions" if hasattr(actions, "__len__") else repr(actions)
         raise BadArgument(f"the policy was given {count} observations and returned {got}; one action a row is needed")
     return list(actions)

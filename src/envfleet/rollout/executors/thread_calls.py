@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from envfleet.util.daemon_pool import DaemonPool, outcome
 
 Outcome = tuple[Any, BaseException | None]
-Call = tuple["asyncio.Future[Outcome]", Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+Call = tuple["asyncio.Future[Outcome]", Callable[..., Any], tuple[Any, ...]]
 Answer = tuple["asyncio.Future[Outcome]", Outcome]
 
 #: What one thread may take on, and how long answers may wait for each other: some ten hops' worth.
@@ -29,7 +29,7 @@ class Handover:
     Example:
         >>> async def main():
         ...     handover = Handover(DaemonPool(2))
-        ...     return await asyncio.gather(handover.call(max, (1, 2), {}), handover.call(min, (1, 2), {}))
+        ...     return await asyncio.gather(handover.call(max, (1, 2)), handover.call(min, (1, 2)))
         >>> asyncio.run(main())
         [(2, None), (1, None)]
     """
@@ -43,12 +43,12 @@ class Handover:
         self._helpers = 0  # started for what is waiting now
         self._handing = self._looking = False
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> asyncio.Future[Outcome]:
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[Outcome]:
         """Run a call on a thread; the future gets its answer, or what it raised, as a pair."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         if not self._waiting:
             self._helpers = 0
-        self._waiting.append((future, function, args, kwargs))
+        self._waiting.append((future, function, args))
         if not self._handing:
             self._handing = True
             self._loop.call_soon(self._hand_over)  # when all other tasks that are ready have made their calls, too
@@ -85,11 +85,11 @@ class Handover:
         begin = reported = time.perf_counter()
         while True:
             try:
-                future, function, args, kwargs = self._waiting.popleft()
+                future, function, args = self._waiting.popleft()
             except IndexError:  # none is left
                 break
             if not future.cancelled():
-                self._answers.append((future, outcome(function, args, kwargs)))
+                self._answers.append((future, outcome(function, args, {})))
             now = time.perf_counter()
             self._mean_s += 0.1 * (now - begin - self._mean_s)
             begin = now

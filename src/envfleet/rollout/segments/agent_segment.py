@@ -19,7 +19,7 @@ ACTIVE, AGENT_STEP = "active", "agent_step"
 STATE, FINAL_STATE = "state", "final_state"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AgentSegment(Segment):
     """T steps of B environments with A agents each.
 
@@ -35,35 +35,32 @@ class AgentSegment(Segment):
         ((5, 2, 3, 4), (5, 2, 3), (5, 2))
     """
 
-    acted: Bools = field(default_factory=lambda: np.zeros((0, 0, 0), np.bool_))  # [T, B, A]
-    agent_step: Ints = field(default_factory=lambda: np.zeros((0, 0, 0), np.int64))  # [T, B, A] actions of this life
-    agent_reward: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))  # [T, B, A]
-    agent_terminated: Bools = field(default_factory=lambda: np.zeros((0, 0, 0), np.bool_))  # [T, B, A]
-    agent_truncated: Bools = field(default_factory=lambda: np.zeros((0, 0, 0), np.bool_))  # [T, B, A]
-    agent_scored: Bools = field(default_factory=lambda: np.zeros((0, 0, 0), np.bool_))  # [T, B, A]
-    bootstrap_active: Bools = field(default_factory=lambda: np.zeros((0, 0), np.bool_))  # [B, A]
+    acted: Bools  # [T, B, A]
+    agent_step: Ints  # [T, B, A] actions of this life
+    agent_reward: Floats  # [T, B, A]
+    agent_terminated: Bools  # [T, B, A]
+    agent_truncated: Bools  # [T, B, A]
+    agent_scored: Bools  # [T, B, A]
+    bootstrap_active: Bools  # [B, A]
+    end_returns: Floats  # [ended episodes, A]
     fate_index: dict[str, Ints] = field(default_factory=dict)  # group → [K, 3]: (t, b, place in the group) of ends
     fate_obs: dict[str, Tree] = field(default_factory=dict)  # group → [K, …] the last observations of those agents
     fate_state: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # group → [K, …] the state() of those moments
-    end_returns: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [ended episodes, A]
 
     @classmethod
     def of(cls, num_steps: int, *, obs: Tree, active: Bools, action: Tree = None) -> AgentSegment:
         """Make a segment to be filled; obs, action and active shaped like one batch ([B, A, …])."""
         slots, agents = active.shape
-        segment = cls.empty(num_steps, slots, obs=obs, action=action)
         shape = (num_steps, slots, agents)
-        segment.acted = np.zeros(shape, np.bool_)
-        segment.agent_step = np.zeros(shape, np.int64)
-        segment.agent_reward = np.zeros(shape)
-        segment.agent_terminated = np.zeros(shape, np.bool_)
-        segment.agent_truncated = np.zeros(shape, np.bool_)
-        segment.agent_scored = np.zeros(shape, np.bool_)
-        segment.bootstrap_active = active.copy()
-        segment.end_returns = np.zeros((0, agents))
-        return segment
-
-    @property
-    def num_agents(self) -> int:
-        """A, the agents."""
-        return int(self.acted.shape[2])
+        flags = ("acted", "agent_terminated", "agent_truncated", "agent_scored")
+        return cls.empty(
+            num_steps,
+            slots,
+            obs=obs,
+            action=action,
+            agent_step=np.zeros(shape, np.int64),
+            agent_reward=np.zeros(shape),
+            bootstrap_active=active.copy(),
+            end_returns=np.zeros((0, agents)),
+            **{name: np.zeros(shape, np.bool_) for name in flags},
+        )

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from envfleet.core.batch import Batch
 from envfleet.errors import BadArgument, FaultError
-from envfleet.rollout.engine import Engine, all_gone
-from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP, FINAL_STATE, STATE, AgentSegment
-from envfleet.rollout.segments.running_actions import RunningActions
 from envfleet.rollout.segments.segment import Bools, Floats, Ints, Segment
-from envfleet.rollout.stats import StatsBuilder
-from envfleet.rollout.tickets import TaskSource
 from envfleet.slots.layout import QUARANTINED, READY
 from envfleet.util.seeding import episode_seed
 from envfleet.util.trees import (
@@ -29,6 +24,9 @@ from envfleet.util.trees import (
     tree_rows,
     tree_stack,
 )
+
+if TYPE_CHECKING:
+    from envfleet.rollout.collector import Collector
 
 _ALL = slice(None)
 
@@ -47,25 +45,17 @@ class SegmentRun:
     joined (0: a recurrent policy restarts its memory there).
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        ledger: Ledger,
-        tasks: TaskSource | None,
-        max_steps: int | None,
-        stats: StatsBuilder,
-        env_name: str,
-        resumable: bool = False,
-    ) -> None:
-        fleet = engine.fleet
-        self.engine, self.fleet, self.ledger = engine, fleet, ledger
-        self.tasks, self.max_steps, self.stats, self.env_name = tasks, max_steps, stats, env_name
+    def __init__(self, collector: Collector) -> None:
+        self.engine = engine = collector.engine
+        self.fleet = fleet = collector.fleet
+        self.ledger, self.stats, self.env_name = collector.ledger, collector.stats_builder, collector.env_name
+        self.tasks, self.max_steps = collector.tasks, collector.max_steps
         self.whole = engine.mode == "sync"
         self.has_agents = bool(fleet.agents)
         self._check()
         count = fleet.num_envs
         self.slots = np.arange(count)
-        self.actions = RunningActions(count) if resumable else None
+        self.actions = RunningActions(count) if collector.resumable else None
         self.episode = np.zeros(count, dtype=np.int64)  # [slot] running episode of the slot, as we count
         self.step = np.zeros(count, dtype=np.int64)  # [slot]
         self.ep_return = np.zeros(count)  # [slot]
@@ -361,9 +351,8 @@ class SegmentRun:
         if self.running[slot]:
             self.ledger.fail(self.engine.reason(slot)[0])
             self.running[slot] = False
-        if status == QUARANTINED and len(self.fleet.quarantined) == self.fleet.num_envs:
-            fault = self.engine.reason(slot)[1]
-            raise all_gone(fault) from fault.error()
+        if status == QUARANTINED:
+            self.engine.check_slots_left(slot)
 
     def _refused_resets(self, batch: Batch) -> None:
         """Resets that failed: the restarted environment has begun another episode."""
@@ -485,3 +474,31 @@ class SegmentRun:
         self.step[slots] = 0
         self.ep_return[slots] = 0.0
         self._resume(self._reset(slots))
+
+
+class RunningActions:
+    """The actions of every slot's running episode: with its seed and task, all that is needed to play it again."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._parts: list[list[Tree]] = [[] for _ in range(num_slots)]
+
+    def add(self, segment: Segment) -> None:
+        """Add a segment; actions of episodes that ended in it are dropped."""
+        ended, steps = segment.ended, segment.num_steps
+        begins = np.where(ended.any(axis=0), steps - ended[::-1].argmax(axis=0), 0)
+        for slot, begin in enumerate(begins.tolist()):
+            if begin:
+                self._parts[slot] = []
+            if begin < steps:
+                self._parts[slot].append(tree_map(lambda leaf, at=(begin, slot): leaf[at[0] :, at[1]], segment.action))
+
+    def of(self, slot: int) -> Tree:
+        """The actions of the slot's running episode, in order."""
+        parts = self._parts[slot]
+        if len(parts) > 1:
+            self._parts[slot] = parts = [tree_concatenate(parts)]
+        return parts[0] if parts else np.zeros(0)
+
+    def set(self, slot: int, actions: Tree) -> None:
+        """Begin from actions that a checkpoint stored."""
+        self._parts[slot] = [actions] if tree_length(actions) else []

@@ -55,8 +55,11 @@ class Segment:
     bootstrap_columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # the same with bootstrap_obs, [B, ...]
 
     @classmethod
-    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree = None) -> Self:
-        """Make a segment to be filled, its leaves shaped like one batch ([B, ...]); without `action` it has none yet."""
+    def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree = None, **more: Any) -> Self:
+        """Make a segment to be filled, its leaves shaped like one batch ([B, ...]); without `action` it has none yet.
+
+        `more` are the fields that a subclass adds.
+        """
         shape = (num_steps, num_slots)
 
         def room(leaf: Any) -> npt.NDArray[Any]:
@@ -80,6 +83,7 @@ class Segment:
             final_obs=tree_map(lambda leaf: np.asarray(leaf)[:0].copy(), obs),
             end_return=np.zeros(0),
             end_length=np.zeros(0, dtype=np.int64),
+            **more,
         )
 
     @property
@@ -106,27 +110,6 @@ class Segment:
     def filled(self) -> Bools | None:
         """[T, B] rows that are there at all; None: every one."""
         return None
-
-    def next_obs(self) -> Tree:
-        """[T, B, ...] what followed each action: the final observation where an episode ended there.
-
-        A copy of all observations, made when asked for; off-policy code wants it, advantage estimation
-        needs only `final_obs` and `bootstrap_obs`.
-
-        Example:
-            >>> segment = Segment.empty(2, 1, obs=np.zeros((1, 1)), action=np.zeros(1))
-            >>> segment.obs[1], segment.bootstrap_obs[0] = 5.0, 7.0
-            >>> segment.next_obs()[:, 0, 0].tolist()
-            [5.0, 7.0]
-        """
-        t, b = self.end_index[:, 0], self.end_index[:, 1]
-
-        def follow(obs: Any, last: Any, final: Any) -> Any:
-            following = np.concatenate([obs[1:], last[None]])
-            following[t, b] = final
-            return following
-
-        return tree_map(follow, self.obs, self.bootstrap_obs, self.final_obs)
 
 
 @dataclass

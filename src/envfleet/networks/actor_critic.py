@@ -23,7 +23,6 @@ from envfleet.networks.action_heads import Actions
 from envfleet.networks.features import Features
 from envfleet.networks.recurrent import Recurrent
 
-ARCHS = ("markov", "memory", "memory_markov")
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 
@@ -40,18 +39,6 @@ class NetworkConfig:
     log_std_init: float = 0.0
     squash: bool = False
     share_encoder: bool | None = None
-
-    def __post_init__(self) -> None:
-        checks = {
-            "arch": (self.arch, ARCHS),
-            "rnn": (self.rnn, ("gru", "lstm")),
-            "activation": (self.activation, tuple(ACTIVATIONS)),
-        }
-        for name, (value, allowed) in checks.items():
-            if value not in allowed:
-                raise BadArgument(f"{name}={value!r}: it is one of {', '.join(allowed)}")
-        if not self.hidden:
-            raise BadArgument("hidden=(): at least one hidden layer is needed")
 
 
 class Output(NamedTuple):

@@ -80,7 +80,7 @@ def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agen
     state = load(where, which)
     config, team = config_of(state), state["team"]
     chosen = env_list(env if env is not None else config.env)[0]
-    with one_env(chosen, config) as fleet:
+    with one_env(chosen, config, with_state=config.centralised_critic) as fleet:
         assigned, space = assignments_of(config, fleet), state_space_of(config, fleet)
     policies = {each.name: stored_policy(team["policies"][each.name], each, config, space) for each in assigned}
     kind = TeamAgent if team["agents"] else Agent

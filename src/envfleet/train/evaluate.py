@@ -118,7 +118,7 @@ class Evaluator:
 
     def __init__(self, envs: Sequence[Any], config: PPOConfig, seed: int | None = None, render: bool = False) -> None:
         self.config, self.seed = config, config.seed if seed is None else seed
-        self._fleets = [one_env(env, config, render) for env in envs]
+        self._fleets = [one_env(env, config, render, config.centralised_critic) for env in envs]
         self.agents = tuple(self._fleets[0].agents)
         self._groups = self._fleets[0].groups
         self._assigned = assignments_of(config, self._fleets[0])

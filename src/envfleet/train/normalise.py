@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.networks.actor_critic import ActorCritic
 from envfleet.networks.features import Inputs
 
 EPSILON = 1e-8
@@ -68,6 +69,11 @@ class ObservationNormaliser:
         self.moments = RunningMoments(size)
         self.clip = np.float32(clip)
         self._refresh()
+
+    @classmethod
+    def of(cls, net: ActorCritic, wanted: bool) -> ObservationNormaliser | None:
+        """The normaliser of a network's inputs, if one is wanted and there is a flat part."""
+        return cls(net.features.vector_size) if wanted and net.features.vector_size else None
 
     def __call__(self, inputs: Inputs) -> Inputs:
         """Normalise inputs with any leading axes."""

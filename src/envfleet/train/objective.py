@@ -13,29 +13,13 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What the schedules say for this update."""
+    """How the parts of the objective count in one update, as the schedules have it (`PPOConfig.coefficients`)."""
 
     learning_rate: float
     clip: float
     entropy: float
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What stays the same over a run; `PPOConfig.update()` builds one from its own fields."""
-
-    num_epochs: int = 4
-    num_minibatches: int = 4
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    value_coef: float = 0.5
+    value: float = 0.5
     value_clip: float | None = None
-    max_grad_norm: float = 0.5
-    target_kl: float | None = None
-    normalize_advantage: bool = True
-    sequence_length: int | None = None
-    adam_eps: float = 1e-5
-    on_nan: str = "stop"
 
 
 def ppo_loss(
@@ -46,7 +30,6 @@ def ppo_loss(
     advantage: torch.Tensor,
     weight: torch.Tensor | None,
     now: Coefficients,
-    settings: UpdateSettings,
 ) -> tuple[torch.Tensor, Callable[[], dict[str, float]]]:
     """Return the clipped objective, and a function that gives its parts and how far the policy has moved.
 
@@ -57,10 +40,10 @@ def ppo_loss(
     ratio = log_ratio.exp()
     gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - now.clip, 1.0 + now.clip) * advantage)
     error = (value - batch["target"]).square()
-    if settings.value_clip is not None:
-        near = batch["value"] + (value - batch["value"]).clamp(-settings.value_clip, settings.value_clip)
+    if now.value_clip is not None:
+        near = batch["value"] + (value - batch["value"]).clamp(-now.value_clip, now.value_clip)
         error = torch.maximum(error, (near - batch["target"]).square())
-    each = 0.5 * settings.value_coef * error - gain
+    each = 0.5 * now.value * error - gain
     if now.entropy:
         each = each - now.entropy * entropy
 

@@ -30,36 +30,6 @@ if TYPE_CHECKING:
 
 LOCK_FILE = "trainer.lock"
 
-#: Settings a resumed run may change: they do not touch what is learned from the stored state.
-MAY_CHANGE = frozenset(
-    [
-        "backend",
-        "num_workers",
-        "start_method",
-        "on_fault",
-        "total_steps",
-        "num_episodes",
-        "device",
-        "num_threads",
-        "on_nan",
-        "out",
-        "resume",
-        "restore",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "eval_every",
-        "eval_episodes",
-        "tensorboard",
-        "wandb",
-        "wandb_project",
-        "wandb_mode",
-        "video_every",
-        "report",
-        "preset",
-        "columns",
-    ]
-)
-
 
 class RunFolder:
     """What a run writes. `open` decides between a new run and a resumed one."""
@@ -122,7 +92,8 @@ class RunFolder:
 
     def _refuse_other_run(self, before: dict[str, Any]) -> None:
         now = self.config.to_dict()
-        changed = [name for name in FIELDS if name not in MAY_CHANGE and before.get(name, now[name]) != now[name]]
+        fixed = [name for name, spec in FIELDS.items() if not spec.metadata["may_change"]]
+        changed = [name for name in fixed if before.get(name, now[name]) != now[name]]
         if changed:
             changes = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
             raise CheckpointError(f"{self.path} holds another run: {changes}. Resume with the same settings")

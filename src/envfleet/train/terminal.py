@@ -1,17 +1,17 @@
-"""What a run shows while it runs: a live table in a terminal, plain lines elsewhere, nothing when told to be quiet."""
+"""What a run shows while it runs: a live table in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from envfleet.util.extras import from_extra
 from envfleet.util.text import number
 
 
-class View(Protocol):
-    """Shows the state of a run."""
+class View:
+    """Shows the state of a run. This one shows nothing."""
 
     def show(self, status: dict[str, Any]) -> None:
         """Take the numbers of an update."""
@@ -20,17 +20,7 @@ class View(Protocol):
         """Stop showing."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def show(self, status: dict[str, Any]) -> None:
-        """Ignore the numbers."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class Lines:
+class Lines(View):
     """A line every few seconds, for logs and pipes.
 
     Example:
@@ -68,7 +58,7 @@ class Lines:
             self._print(self._status)
 
 
-class Live:
+class Live(View):
     """A table that is redrawn in place (rich)."""
 
     def __init__(self) -> None:
@@ -121,5 +111,5 @@ def table(s: dict[str, Any]) -> Any:
 def choose_view(quiet: bool = False) -> View:
     """Live in a terminal, lines otherwise."""
     if quiet:
-        return Silent()
+        return View()
     return Live() if sys.stdout.isatty() else Lines()

@@ -25,7 +25,7 @@ from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.run_folder import RunFolder
 from envfleet.train.team_learner import TeamLearner, check_policies
-from envfleet.train.terminal import Silent, View
+from envfleet.train.terminal import View
 from envfleet.util.text import Hint
 
 RECENT = 100  # episodes that the shown return and length are the mean of
@@ -36,16 +36,8 @@ class OldNames:
 
     num_episodes: int
     steps_per_s: float
-
-    @property
-    def n_completed_episodes(self) -> int:
-        """Alias of `num_episodes`."""
-        return self.num_episodes
-
-    @property
-    def sps(self) -> float:
-        """Alias of `steps_per_s`."""
-        return self.steps_per_s
+    n_completed_episodes = property(lambda self: self.num_episodes)
+    sps = property(lambda self: self.steps_per_s)
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,7 @@ class PPOTrainer:
 
     def __init__(self, config: PPOConfig, *, view: View | None = None, tasks: Any = None) -> None:
         self.config = config
-        self.view = view or Silent()
+        self.view = view or View()
         self.tasks = tasks
         self.counters = Counters()
         self.device = choose_device(config.device)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from envfleet.errors import BadArgument
-from envfleet.networks.actor_critic import ActorCritic
-from envfleet.networks.network_policy import Normaliser, Policy
+from envfleet.networks.network_policy import Policy
 from envfleet.train.build import assignments_of, env_list, one_env, state_space_of, stored_policy
 from envfleet.train.checkpoint import load
 from envfleet.train.config import PPOConfig
@@ -30,25 +29,12 @@ class Agent:
     elo: float | None = None  # rating of a run with self-play
     fps: int = 30
 
-    @property
-    def net(self) -> ActorCritic:
-        """The network of the only policy."""
-        return self._only().net
-
-    @property
-    def normaliser(self) -> Normaliser | None:
-        """The observation normaliser of the only policy."""
-        return self._only().normaliser
-
     def policy(self, num_slots: int = 1, deterministic: bool = True, seed: int = 0) -> Policy:
         """Return something that acts: `policy.choose(obs)`, or the policy of a `Collector`."""
-        return self._only().fork(num_slots, None if deterministic else np.random.default_rng(seed))
-
-    def _only(self) -> Policy:
         if self.agents:
             raise BadArgument(f"this run has the agents {', '.join(self.agents)}: evaluate() plays them together")
         (only,) = self.policies.values()
-        return only
+        return only.fork(num_slots, None if deterministic else np.random.default_rng(seed))
 
     def evaluate(
         self,

@@ -8,7 +8,7 @@ arrays with an agent axis, which the life copies into the row (`envfleet.multiag
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -68,13 +68,8 @@ class AgentEnv(abc.ABC):
 
     # -- what the two kinds do each in their way ----------------------------------------------------------------
 
-    @abc.abstractmethod
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the env; `begin` reads what this returns."""
-
-    @abc.abstractmethod
-    def step(self, action: Any) -> Any:
-        """Step the env with what `actions` made; `take` reads what this returns."""
+    step: Callable[..., Any]  # steps the env with what `actions` made; `take` reads what this returns
+    reset: Callable[..., Any]  # resets the env; `begin` reads what this returns
 
     @abc.abstractmethod
     def actions(self, each: list[Any]) -> Any:

@@ -41,16 +41,7 @@ class ParallelAgentEnv(AgentEnv):
 
     def __init__(self, env: Any, with_state: bool = False) -> None:
         super().__init__(env, with_state)
-        # The env's own methods: a step costs no call more.
-        self.step, self.reset = env.step, env.reset  # type: ignore[method-assign]
-
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the env."""
-        return self.env.reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        """Step the env."""
-        return self.env.step(action)
+        self.step, self.reset = env.step, env.reset  # the env's own methods: a step costs no call more
 
     def actions(self, each: list[Any]) -> dict[Any, Any]:
         """The argument of `step` from one action per agent: those of active agents."""

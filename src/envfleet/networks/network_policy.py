@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +24,6 @@ class NotFinite(FleetError):
     def __init__(self, what: str, rows: list[int] | None = None) -> None:
         self.rows = rows or []
         super().__init__(what)
-
-
-class Normaliser(Protocol):
-    """What the policy needs of an observation normaliser."""
-
-    def __call__(self, inputs: Inputs) -> Inputs:
-        """Return the inputs, normalised."""
-        ...
 
 
 class Policy:
@@ -55,7 +48,7 @@ class Policy:
         net: ActorCritic,
         num_slots: int,
         rng: np.random.Generator | None,
-        normaliser: Normaliser | None = None,
+        normaliser: Callable[[Inputs], Inputs] | None = None,
         skip_nan: bool = False,
     ) -> None:
         self.net = net

@@ -9,12 +9,11 @@ import torch
 from gymnasium import spaces
 
 from envfleet.errors import BadArgument
-from envfleet.networks import numpy_actor, recurrent
+from envfleet.networks import recurrent
 from envfleet.networks.action_heads import Actions
 from envfleet.networks.actor_critic import ActorCritic, Encoder, NetworkConfig, flatten_parameters
 from envfleet.networks.features import Features
-from envfleet.networks.network_policy import NotFinite, Policy
-from envfleet.networks.numpy_actor import NumpyActor
+from envfleet.networks.network_policy import NotFinite, NumpyActor, Policy
 from envfleet.networks.recurrent import Recurrent
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -25,7 +24,6 @@ def way(request, monkeypatch):
     """Both ways through the layers on CPU: in C where it was built, and in NumPy and PyTorch."""
     if request.param == "python":
         monkeypatch.setattr(recurrent, "COMPILED", None)
-        monkeypatch.setattr(numpy_actor, "COMPILED", None)
     elif recurrent.COMPILED is None:
         pytest.skip("envfleet._scan is not built")
     return request.param

@@ -243,7 +243,7 @@ def test_moments_merge_exactly():
 
 def test_normalisers_come_back_from_their_state():
     first, second = ObservationNormaliser(2), ObservationNormaliser(2)
-    first.update({"vector": np.random.default_rng(0).standard_normal((50, 2))})
+    first.take({"vector": np.random.default_rng(0).standard_normal((50, 2))})
     second.load(first.state())
     rows = {"vector": np.ones((3, 2), np.float32)}
     assert (first(rows)["vector"] == second(rows)["vector"]).all()

@@ -255,10 +255,5 @@ def _places(
 
 
 def joint_columns(columns: Mapping[str, gym.Space[Any]], num_agents: int) -> dict[str, gym.Space[Any]]:
-    """Columns declared for one agent, for all of them.
-
-    Example:
-        >>> joint_columns({"score": spaces.Box(0, 1, (3,))}, 2)["score"].shape
-        (2, 3)
-    """
+    """Columns declared for one agent, for all of them."""
     return {name: batch_space(space, num_agents) for name, space in columns.items()}

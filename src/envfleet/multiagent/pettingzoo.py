@@ -15,12 +15,7 @@ from envfleet.slots.env_contract import checked_info, is_many_agents, number_of,
 
 
 def as_agent_env(env: Any, with_state: bool = False) -> Any:
-    """The env in an `AgentEnv`, if it has many agents; any other env as it is.
-
-    Example:
-        >>> as_agent_env("not an env of many agents")
-        'not an env of many agents'
-    """
+    """The env in an `AgentEnv`, if it has many agents; any other env as it is."""
     if isinstance(env, AgentEnv) or not is_many_agents(env):
         return env
     turns = callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None))

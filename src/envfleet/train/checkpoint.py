@@ -35,17 +35,7 @@ _ZIP_END_SIZE = 22
 
 
 class Checkpoints:
-    """The checkpoints of a run folder: the last `keep` of them, and the best.
-
-    Example:
-        >>> import tempfile
-        >>> checkpoints = Checkpoints(tempfile.mkdtemp(), keep=2)
-        >>> paths = [checkpoints.save(update, {"weights": np.arange(3)}) for update in (1, 2, 3)]
-        >>> [path.name for path in checkpoints.paths()]
-        ['update_000000002.pt', 'update_000000003.pt']
-        >>> checkpoints.load_latest()["weights"].tolist()
-        [0, 1, 2]
-    """
+    """The checkpoints of a run folder: the last `keep` of them, and the best."""
 
     def __init__(self, run_folder: str | Path, keep: int = 3) -> None:
         self.folder = Path(run_folder) / FOLDER

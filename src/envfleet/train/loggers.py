@@ -31,16 +31,7 @@ class Logger(Protocol):
 
 
 class TableLogger(Logger):
-    """`metrics.csv` and `metrics.jsonl` in the run folder; on resume, rows after the checkpoint are cut off.
-
-    Example:
-        >>> import tempfile
-        >>> logger = TableLogger(tempfile.mkdtemp())
-        >>> logger.log({"update": 1.0, "return": 20.0}, step=1024)
-        >>> logger.close()
-        >>> (logger.folder / "metrics.csv").read_text().split()
-        ['step,update,return', '1024,1.0,20.0']
-    """
+    """`metrics.csv` and `metrics.jsonl` in the run folder; on resume, rows after the checkpoint are cut off."""
 
     def __init__(self, folder: str | Path, resumed_at: int | None = None) -> None:
         self.folder = Path(folder)

@@ -67,13 +67,6 @@ class FlatAdam:
     Its five operations take less code than carrying the state of `torch.optim.Adam` in and out of checkpoints, and that
     class makes a whole update slower: by 7 to 13 % with 8 environments and a 64 x 64 network, by 3 to 5 % with 64
     (`fused=True`, the fastest of its three ways).
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.zeros(1))
-        >>> weight.grad = torch.ones(1)
-        >>> FlatAdam(weight, eps=1e-8).step(0.1)
-        >>> round(weight.item(), 3)
-        -0.1
     """
 
     def __init__(self, flat: torch.nn.Parameter, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:

@@ -21,13 +21,7 @@ class View:
 
 
 class Lines(View):
-    """A line every few seconds, for logs and pipes.
-
-    Example:
-        >>> lines = Lines(sys.stdout, every_s=0.0)
-        >>> lines.show({"step": 1024, "total_steps": 4096, "return": 21.5, "length": 21.5, "sps": 9000.0})
-        step 1,024/4,096  return 21.5  length 21.5  episodes 0  9,000 steps/s
-    """
+    """A line every few seconds, for logs and pipes."""
 
     def __init__(self, out: TextIO | None = None, every_s: float = 5.0) -> None:
         self._out = out or sys.stdout

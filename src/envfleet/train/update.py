@@ -57,7 +57,7 @@ class Learner:
     def learn(self, segment: Segment, now: Coefficients) -> dict[str, float]:
         """Improve the network on one segment; return the mean losses of the last epoch."""
         inputs, bad = self._inputs(segment)
-        first_time = self.observations is not None and not self.observations.moments.count
+        first_time = self.observations is not None and not self.observations.count
         if self.observations is not None:
             there = segment.filled
             rows: Any = slice(None) if there is None else there
@@ -65,12 +65,12 @@ class Learner:
             if first_time:
                 # Nothing is known of the scale yet. The fresh policy is close to uniform whatever it sees, so
                 # scoring its actions under the normalised inputs changes nothing that matters.
-                self.observations.update(raw_inputs)
+                self.observations.take(raw_inputs)
             inputs = self.observations(inputs)
         data, value_target = self._prepare(segment, inputs, bad)
         losses = self._epochs(data, now)
         if self.observations is not None and not first_time:
-            self.observations.update(raw_inputs)
+            self.observations.take(raw_inputs)
         spread = float(np.var(value_target)) if value_target.size else 0.0
         wrong = float(np.var(value_target - data["value"].cpu().numpy()[segment.scored & ~bad]))
         losses["explained_variance"] = 1.0 - wrong / spread if spread > 0 else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from envfleet.errors import BadArgument
+from envfleet.networks.actor_critic import ActorCritic
+from envfleet.networks.features import Inputs
 from envfleet.networks.network_policy import Policy
 from envfleet.train.build import assignments_of, env_list, one_env, state_space_of, stored_policy
 from envfleet.train.checkpoint import load
@@ -28,6 +31,16 @@ class Agent:
     agents: tuple[str, ...] = ()  # empty where the environment has one
     elo: float | None = None  # rating of a run with self-play
     fps: int = 30
+
+    @property
+    def net(self) -> ActorCritic:
+        """The network of the only policy."""
+        return self.policy().net
+
+    @property
+    def normaliser(self) -> Callable[[Inputs], Inputs] | None:
+        """The observation normaliser of the only policy."""
+        return self.policy().normaliser
 
     def policy(self, num_slots: int = 1, deterministic: bool = True, seed: int = 0) -> Policy:
         """Return something that acts: `policy.choose(obs)`, or the policy of a `Collector`."""

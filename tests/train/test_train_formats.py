@@ -56,7 +56,7 @@ def test_a_run_of_format_1_is_resumed(name, tmp_path):
         assert one.rng.bit_generator.state == wanted["rng"]["actions"]
         assert one.learner.rng.bit_generator.state == wanted["rng"]["minibatches"]
         assert torch.equal(one.learner.state, wanted["memory"]["learner"])
-        assert one.rewards.moments.count == wanted["rewards"]["count"]
+        assert one.rewards.count == wanted["rewards"]["count"]
         trainer.train()
         assert trainer.counters.update == 4 and not trainer.collector.ledger.dropped
     assert read(tmp_path / "checkpoints" / "update_000000004.pt")["team"]["num_updates"] == 4

@@ -13,8 +13,7 @@ from envfleet.networks import numpy_layers, recurrent
 from envfleet.networks.action_heads import Actions
 from envfleet.networks.actor_critic import ACTIVATIONS, ActorCritic, Encoder, NetworkConfig, flatten_parameters
 from envfleet.networks.features import Features
-from envfleet.networks.network_policy import NotFinite, Policy
-from envfleet.networks.numpy_actor import NumpyActor
+from envfleet.networks.network_policy import NotFinite, NumpyActor, Policy
 from envfleet.networks.numpy_layers import NumpyLayers
 from envfleet.networks.recurrent import Recurrent
 

@@ -10,9 +10,10 @@ from gymnasium import spaces
 from envfleet.networks.actor_critic import ActorCritic, NetworkConfig
 from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.segments.segment import Segment
+from envfleet.train import PPOConfig
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser, RunningMoments
-from envfleet.train.objective import Coefficients, FlatAdam, UpdateSettings, ppo_gradients
+from envfleet.train.objective import Coefficients, FlatAdam, ppo_gradients
 from envfleet.train.update import Learner, _Shuffled
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
@@ -57,14 +58,14 @@ def test_gae_at_a_fault_row():
     assert advantage[0, 0] == 1 + 0.5 * 2 - 1
 
 
-def reference_loss(log_prob, value, entropy, batch, advantage, weight, now, settings):
+def reference_loss(log_prob, value, entropy, batch, advantage, weight, now):
     ratio = (log_prob - batch["log_prob"]).exp()
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - now.clip, 1 + now.clip) * advantage)
     error = (value - batch["target"]) ** 2
-    if settings.value_clip is not None:
-        near = batch["value"] + (value - batch["value"]).clamp(-settings.value_clip, settings.value_clip)
+    if now.value_clip is not None:
+        near = batch["value"] + (value - batch["value"]).clamp(-now.value_clip, now.value_clip)
         error = torch.maximum(error, (near - batch["target"]) ** 2)
-    each = -gain + 0.5 * settings.value_coef * error - now.entropy * entropy
+    each = -gain + 0.5 * now.value * error - now.entropy * entropy
     return each.mean() if weight is None else (each * weight).sum() / weight.sum()
 
 
@@ -73,15 +74,15 @@ def reference_loss(log_prob, value, entropy, batch, advantage, weight, now, sett
 def test_the_loss_and_its_gradient_equal_the_formula(value_clip, weighted):
     torch.manual_seed(0)
     rows = 200
-    settings = UpdateSettings(value_clip=value_clip)
+    now = Coefficients(1e-3, 0.2, 0.01, value_clip=value_clip)
     leaves = [torch.randn(rows, requires_grad=True) for _ in range(3)]
     batch = {"log_prob": torch.randn(rows), "target": torch.randn(rows), "value": torch.randn(rows)}
     advantage = torch.randn(rows)
     weight = (torch.rand(rows) < 0.7).float() if weighted else None
-    ours, report = ppo_gradients(*leaves, batch, advantage, weight, NOW, settings)
-    theirs = reference_loss(*leaves, batch, advantage, weight, NOW, settings)
+    ours, report = ppo_gradients(*leaves, batch, advantage, weight, now)
+    theirs = reference_loss(*leaves, batch, advantage, weight, now)
     parts = report()
-    whole = parts["policy_loss"] + settings.value_coef * parts["value_loss"] - NOW.entropy * parts["entropy"]
+    whole = parts["policy_loss"] + now.value * parts["value_loss"] - now.entropy * parts["entropy"]
     assert whole == pytest.approx(theirs.item(), rel=1e-5)
     for got, wanted in zip(ours, torch.autograd.grad(theirs, leaves)):
         torch.testing.assert_close(got, wanted)
@@ -126,7 +127,7 @@ def end(segment, t, b, *, truncated, final):
 def make_learner(arch="markov", slots=4, **settings):
     torch.manual_seed(0)
     net = ActorCritic(VECTOR, spaces.Discrete(2), NetworkConfig(arch=arch, state_size=6, hidden=(8, 8)))
-    return Learner(net, UpdateSettings(**settings), slots, np.random.default_rng(0))
+    return Learner(net, PPOConfig(preset="none", **settings), slots, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("arch", ["markov", "memory", "memory_markov"])
@@ -176,7 +177,7 @@ def test_sequences_begin_in_the_state_that_was_there():
     learner = make_learner("memory", sequence_length=2)
     segment = make_segment()
     data, _ = learner._prepare(segment, *learner._inputs(segment))
-    shuffled = _Shuffled(data, learner.settings, True)
+    shuffled = _Shuffled(data, learner.config, True)
     assert shuffled.flat["vector"].shape == (2, 16, 3)
     with torch.no_grad():
         out = learner.net(shuffled.flat, shuffled.flat["state"], shuffled.flat["fresh"])
@@ -241,7 +242,7 @@ def test_moments_merge_exactly():
 
 def test_normalisers_come_back_from_their_state():
     first, second = ObservationNormaliser(2), ObservationNormaliser(2)
-    first.update({"vector": np.random.default_rng(0).standard_normal((50, 2))})
+    first.take({"vector": np.random.default_rng(0).standard_normal((50, 2))})
     second.load(first.state())
     rows = {"vector": np.ones((3, 2), np.float32)}
     assert (first(rows)["vector"] == second(rows)["vector"]).all()

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--print-schema", action="store_true", help="print all settings as YAML and exit")
     groups = {name: parser.add_argument_group(f"{name} settings") for name in SECTIONS}
     for spec in FIELDS.values():
-        if spec.metadata.get("cli") is False:
+        if not spec.metadata["cli"]:
             continue
         more: dict[str, Any] = {"metavar": spec.name.upper().split("_")[-1]}
         if kinds_of(spec.name)[0] == [bool]:

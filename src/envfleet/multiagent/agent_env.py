@@ -8,7 +8,7 @@ arrays with an agent axis, which the life copies into the row (`envfleet.multiag
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -68,13 +68,8 @@ class AgentEnv(abc.ABC):
 
     # -- what the two kinds do each in their way ----------------------------------------------------------------
 
-    @abc.abstractmethod
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the env; `begin` reads what this returns."""
-
-    @abc.abstractmethod
-    def step(self, action: Any) -> Any:
-        """Step the env with what `actions` made; `take` reads what this returns."""
+    step: Callable[..., Any]  # steps the env with what `actions` made; `take` reads what this returns
+    reset: Callable[..., Any]  # resets the env; `begin` reads what this returns
 
     @abc.abstractmethod
     def actions(self, each: list[Any]) -> Any:
@@ -260,10 +255,5 @@ def _places(
 
 
 def joint_columns(columns: Mapping[str, gym.Space[Any]], num_agents: int) -> dict[str, gym.Space[Any]]:
-    """Columns declared for one agent, for all of them.
-
-    Example:
-        >>> joint_columns({"score": spaces.Box(0, 1, (3,))}, 2)["score"].shape
-        (2, 3)
-    """
+    """Columns declared for one agent, for all of them."""
     return {name: batch_space(space, num_agents) for name, space in columns.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,17 +45,18 @@ class AgentRow:
             (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
         ]
         self._reads = _readers(slab, slot)
-        self._memory: Any = slab.memory.data  # the head comes first in it
+        memory: Any = slab.memory.data  # the head comes first in it
         head = slab.head.dtype
-        transition = _fields(head, "reward", "ep_return", "episode", "step", "length", "task", "seed")
-        flags = _fields(head, "terminated", "truncated", "active", "scored", "pending", "over")
-        now = _fields(head, "started", "now_seed", "now_task", "now_length", "now_return")
-        count = _fields(head, "now_length", "now_return")
-        row = slot * head.itemsize
-        self._front, self._front_at = transition[0], row + transition[1]
-        self._flags, self._flags_at = flags[0], row + flags[1]
-        self._now, self._now_at = now[0], row + now[1]
-        self._count, self._count_at = count[0], row + count[1]
+
+        def part(*names: str) -> tuple[Any, Any]:
+            fields, at = _fields(head, *names)
+            at += slot * head.itemsize
+            return partial(fields.pack_into, memory, at), partial(fields.unpack_from, memory, at)
+
+        self._write_front, _ = part("reward", "ep_return", "episode", "step", "length", "task", "seed")
+        self._write_flags, _ = part("terminated", "truncated", "active", "scored", "pending", "over")
+        self._write_count, _ = part("now_length", "now_return")
+        _, self._read_now = part("started", "now_seed", "now_task", "now_length", "now_return")
 
     def actions(self) -> list[Any]:
         """One action per agent, as its env expects it: copies, because envs keep what they are given."""
@@ -91,7 +93,7 @@ class AgentRow:
 
     def transition(self, agent_env: Any) -> Transition:
         """What the last step was; kept aside, for a reset may come before it is written."""
-        started, seed, task, length, *returns = self._now.unpack_from(self._memory, self._now_at)
+        started, seed, task, length, *returns = self._read_now()
         return Transition(
             agent_env.reward, [a + b for a, b in zip(returns, agent_env.earned)], started - 1, length, task, seed,
             agent_env.terminated, agent_env.truncated, agent_env.scored, agent_env.over,
@@ -99,24 +101,13 @@ class AgentRow:
 
     def go_on(self, row: Transition) -> None:
         """The episode is as long as this transition says, and worth as much so far."""
-        self._count.pack_into(self._memory, self._count_at, row.step + 1, *row.ep_return)
+        self._write_count(row.step + 1, *row.ep_return)
 
     def write_head(self, row: Transition, agent_env: Any) -> None:
         """The transition, and which agents are active now: two runs of bytes, because a row has dozens of small fields."""
-        self._front.pack_into(
-            self._memory, self._front_at, *row.reward, *row.ep_return,
-            row.episode, row.step, row.step + 1, row.task, row.seed,
-        )  # fmt: skip
-        self._flags.pack_into(
-            self._memory,
-            self._flags_at,
-            *row.terminated,
-            *row.truncated,
-            *agent_env.active,
-            *row.scored,
-            *agent_env.pending,
-            row.over,
-        )
+        self._write_front(*row.reward, *row.ep_return, row.episode, row.step, row.step + 1, row.task, row.seed)
+        active, pending = agent_env.active, agent_env.pending
+        self._write_flags(*row.terminated, *row.truncated, *active, *row.scored, *pending, row.over)
 
 
 def _fields(head: np.dtype[Any], *names: str) -> tuple[struct.Struct, int]:

@@ -15,12 +15,7 @@ from envfleet.slots.env_contract import checked_info, is_many_agents, number_of,
 
 
 def as_agent_env(env: Any, with_state: bool = False) -> Any:
-    """The env in an `AgentEnv`, if it has many agents; any other env as it is.
-
-    Example:
-        >>> as_agent_env("not an env of many agents")
-        'not an env of many agents'
-    """
+    """The env in an `AgentEnv`, if it has many agents; any other env as it is."""
     if isinstance(env, AgentEnv) or not is_many_agents(env):
         return env
     turns = callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None))
@@ -41,16 +36,7 @@ class ParallelAgentEnv(AgentEnv):
 
     def __init__(self, env: Any, with_state: bool = False) -> None:
         super().__init__(env, with_state)
-        # The env's own methods: a step costs no call more.
-        self.step, self.reset = env.step, env.reset  # type: ignore[method-assign]
-
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the env."""
-        return self.env.reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        """Step the env."""
-        return self.env.step(action)
+        self.step, self.reset = env.step, env.reset  # the env's own methods: a step costs no call more
 
     def actions(self, each: list[Any]) -> dict[Any, Any]:
         """The argument of `step` from one action per agent: those of active agents."""

@@ -64,8 +64,6 @@ class Actions:
         self.offsets = np.cumsum((0, *self.counts))
 
     def _init_box(self, space: gym.spaces.Box, std: str) -> None:
-        if std not in ("free", "state"):
-            raise BadArgument(f'std={std!r}: it is "free" (a parameter) or "state" (an output of the network)')
         self.kind, self.dim, self.state_std = "box", int(np.prod(space.shape)), std == "state"
         self.num_free = 0 if self.state_std else self.dim
         self.low = space.low.ravel().astype(np.float32)

@@ -25,7 +25,6 @@ from envfleet.networks.features import Features
 from envfleet.networks.numpy_layers import NumpyLayers
 from envfleet.networks.recurrent import Recurrent
 
-ARCHS = ("markov", "memory", "memory_markov")
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 
@@ -42,18 +41,6 @@ class NetworkConfig:
     log_std_init: float = 0.0
     squash: bool = False
     share_encoder: bool | None = None
-
-    def __post_init__(self) -> None:
-        checks = {
-            "arch": (self.arch, ARCHS),
-            "rnn": (self.rnn, ("gru", "lstm")),
-            "activation": (self.activation, tuple(ACTIVATIONS)),
-        }
-        for name, (value, allowed) in checks.items():
-            if value not in allowed:
-                raise BadArgument(f"{name}={value!r}: it is one of {', '.join(allowed)}")
-        if not self.hidden:
-            raise BadArgument("hidden=(): at least one hidden layer is needed")
 
 
 class Output(NamedTuple):
@@ -256,12 +243,6 @@ def flatten_parameters(module: nn.Module) -> nn.Parameter:
 
     An optimiser step, a gradient norm or zeroing is then one operation instead of one per layer. With a tensor per
     layer, a whole update of a 64 x 64 network takes 26 to 50 % more CPU time (fused Adam, `clip_grad_norm_`).
-
-    Example:
-        >>> layer = nn.Linear(2, 3)
-        >>> flat = flatten_parameters(layer)
-        >>> flat.shape, layer.weight.data_ptr() == flat.data_ptr()
-        (torch.Size([9]), True)
     """
     parameters = list(module.parameters())
     flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))

@@ -6,14 +6,16 @@ A centralised critic also reads the whole environment's `state()`. Learning then
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.errors import BadArgument
+from envfleet.slots.layout import Leaf, leaves_of
 
 MASK_KEY = "action_mask"
 OWN, CENTRAL = "own observation", "state()"
@@ -24,18 +26,13 @@ Inputs = dict[str, NDArray[Any]]
 `central` [..., S] float32 where the state comes along."""
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """One fixed-shape part of the observation: where it is and how it is read."""
+class Part(NamedTuple):
+    """How one leaf of the observation is read."""
 
-    path: tuple[str | int, ...]
-    kind: str  # "box", "onehot" or "image"
+    path: tuple[Any, ...]
     size: int  # entries it takes in the vector (0 for a picture)
-    shape: tuple[int, ...]  # of a picture: (C, H, W); otherwise as in the space
-    counts: tuple[int, ...] = ()  # of "onehot": number of values per entry
-    start: tuple[int, ...] = ()  # of "onehot": smallest value per entry
-    add_channel_axis: bool = False  # of a picture: the space has two dimensions
-    channels_last: bool = False
+    read: Callable[[NDArray[Any]], NDArray[Any]]  # [..., leaf] → [..., size], or [..., C, H, W]
+    shape: tuple[int, ...] = ()  # of a picture: (C, H, W)
     scale: float = 1.0  # of a picture: what divides it to reach 0..1
 
 
@@ -59,20 +56,20 @@ class Features:
     def __init__(self, space: gym.Space[Any], state_space: gym.Space[Any] | None = None) -> None:
         self.space = space
         self.has_mask = isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces
-        leaves = list(_leaves(space, ()))
-        self.vector_leaves = tuple(leaf for leaf in leaves if leaf.kind != "image")
-        self.image_leaves = tuple(leaf for leaf in leaves if leaf.kind == "image")
-        self.vector_size = sum(leaf.size for leaf in self.vector_leaves)
-        self.image_shapes = tuple(leaf.shape for leaf in self.image_leaves)
-        self.image_scales = tuple(leaf.scale for leaf in self.image_leaves)
+        parts = [_part(leaf) for leaf in leaves_of(space) if leaf.path[:1] != (MASK_KEY,)]
+        self._vectors = [part for part in parts if not part.shape]
+        self._images = [part for part in parts if part.shape]
+        self.vector_size = sum(part.size for part in self._vectors)
+        self.image_shapes = tuple(part.shape for part in self._images)
+        self.image_scales = tuple(part.scale for part in self._images)
         is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
         self._flat = is_vector and state_space is None  # nothing to take apart
-        if not leaves:
+        if not parts:
             raise BadArgument(f"the observation space {space} has nothing a network could read")
         if state_space is not None and not isinstance(state_space, gym.spaces.Box):
             raise BadArgument(f"a centralised critic reads states that are arrays; state() is of {state_space}")
-        self.state_shape = tuple(state_space.shape) if state_space is not None else ()
-        self.state_size = int(np.prod(self.state_shape, dtype=int)) if state_space is not None else 0
+        self._state_shape = tuple(state_space.shape) if state_space is not None else ()
+        self.state_size = int(np.prod(self._state_shape, dtype=int)) if state_space is not None else 0
 
     def __call__(self, observation: Any) -> Inputs:
         """Read observations with any leading axes ([slot] while acting, [step, slot] while learning)."""
@@ -80,21 +77,12 @@ class Features:
             return {"vector": np.asarray(observation, dtype=np.float32)}
         if self._carries_state(observation):
             state = np.asarray(observation[CENTRAL])
-            lead = state.shape[: state.ndim - len(self.state_shape)]
-            flat = state.astype(np.float32, copy=False).reshape(*lead, self.state_size)
-            return {**self(observation[OWN]), "central": flat}
+            return {**self(observation[OWN]), "central": _flat(len(self._state_shape), self.state_size, state)}
         inputs: Inputs = {}
-        if self.vector_leaves:
-            parts = [_read(leaf, _at(observation, leaf.path)) for leaf in self.vector_leaves]
+        if self._vectors:
+            parts = [_read(part, observation) for part in self._vectors]
             inputs["vector"] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-        for index, leaf in enumerate(self.image_leaves):
-            picture = np.asarray(_at(observation, leaf.path))
-            if leaf.add_channel_axis:
-                picture = picture[..., None, :, :]
-            elif leaf.channels_last:
-                picture = np.moveaxis(picture, -1, -3)
-            inputs[f"image{index}"] = picture
-        return inputs
+        return inputs | {f"image{index}": _read(part, observation) for index, part in enumerate(self._images)}
 
     def mask(self, observation: Any) -> NDArray[np.bool_] | None:
         """Return the action mask that travels inside a Dict observation, if there is one."""
@@ -107,23 +95,21 @@ class Features:
         return bool(self.state_size) and isinstance(observation, dict) and OWN in observation
 
 
-def _leaves(space: gym.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
-    spaces = gym.spaces
-    if isinstance(space, spaces.Dict):
-        kept = [(key, part) for key, part in space.spaces.items() if path or key != MASK_KEY]
-        return [leaf for key, part in kept for leaf in _leaves(part, (*path, key))]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for index, part in enumerate(space.spaces) for leaf in _leaves(part, (*path, index))]
-    if isinstance(space, spaces.Box):
-        return [_box_leaf(space, path)]
-    if isinstance(space, spaces.Discrete):
-        return [Leaf(path, "onehot", int(space.n), (), (int(space.n),), (int(space.start),))]
-    if isinstance(space, spaces.MultiDiscrete):
-        counts = tuple(int(count) for count in space.nvec.ravel())
-        start = tuple(int(first) for first in np.asarray(space.start).ravel())
-        return [Leaf(path, "onehot", sum(counts), space.nvec.shape, counts, start)]
-    if isinstance(space, spaces.MultiBinary):
-        return [Leaf(path, "box", int(np.prod(space.shape)), tuple(space.shape))]
+def _read(part: Part, observation: Any) -> NDArray[Any]:
+    for step in part.path:
+        observation = observation[step]
+    return part.read(np.asarray(observation))
+
+
+def _part(leaf: Leaf) -> Part:
+    space, path = leaf.space, leaf.path
+    if isinstance(space, gym.spaces.Box):
+        return _box_part(leaf)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return _flat_part(leaf)
+    if isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+        counts = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
+        return Part(path, int(counts.sum()), partial(_one_hot, len(leaf.shape), counts, np.ravel(space.start)))
     where = "/".join(str(step) for step in path) or "the observation"
     raise BadArgument(
         f"{where} is a {type(space).__name__} space: the networks read Box, Discrete, MultiDiscrete, MultiBinary, "
@@ -131,33 +117,30 @@ def _leaves(space: gym.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
     )
 
 
-def _box_leaf(space: gym.spaces.Box, path: tuple[str | int, ...]) -> Leaf:
-    shape = tuple(space.shape)
-    is_bytes = space.dtype == np.uint8
+def _box_part(leaf: Leaf) -> Part:
+    shape, is_bytes = leaf.shape, leaf.dtype == np.uint8
     scale = 255.0 if is_bytes else 1.0
     if len(shape) == 2 and is_bytes:
-        return Leaf(path, "image", 0, (1, *shape), add_channel_axis=True, scale=scale)
+        return Part(leaf.path, 0, partial(np.expand_dims, axis=-3), (1, *shape), scale)
     if len(shape) == 3:
         # The channel axis is the short one: (84, 84, 3) and (4, 84, 84) are both common.
         channels_last = shape[2] < shape[0]
         chw = (shape[2], shape[0], shape[1]) if channels_last else shape
-        if min(chw[1:]) < SMALLEST:
-            return Leaf(path, "box", int(np.prod(shape, dtype=int)), shape)
-        return Leaf(path, "image", 0, chw, channels_last=channels_last, scale=scale)
-    return Leaf(path, "box", int(np.prod(shape, dtype=int)), shape)
+        if min(chw[1:]) >= SMALLEST:
+            read = partial(np.moveaxis, source=-1, destination=-3) if channels_last else np.asarray
+            return Part(leaf.path, 0, read, chw, scale)
+    return _flat_part(leaf)
 
 
-def _at(observation: Any, path: tuple[str | int, ...]) -> Any:
-    for step in path:
-        observation = observation[step]
-    return observation
+def _flat_part(leaf: Leaf) -> Part:
+    size = int(np.prod(leaf.shape, dtype=int))
+    return Part(leaf.path, size, partial(_flat, len(leaf.shape), size))
 
 
-def _read(leaf: Leaf, value: Any) -> NDArray[np.float32]:
-    array = np.asarray(value)
-    lead = array.shape[: array.ndim - len(leaf.shape)]
-    if leaf.kind == "box":
-        return array.astype(np.float32, copy=False).reshape(*lead, leaf.size)
-    flat = array.reshape(*lead, len(leaf.counts)) - np.array(leaf.start)
-    parts = [np.eye(count, dtype=np.float32)[flat[..., index]] for index, count in enumerate(leaf.counts)]
-    return np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+def _flat(num_axes: int, size: int, array: NDArray[Any]) -> NDArray[np.float32]:
+    return array.astype(np.float32, copy=False).reshape(*array.shape[: array.ndim - num_axes], size)
+
+
+def _one_hot(num_axes: int, counts: NDArray[Any], start: NDArray[Any], array: NDArray[Any]) -> NDArray[np.float32]:
+    flat = array.reshape(*array.shape[: array.ndim - num_axes], len(counts)) - start
+    return np.concatenate([np.eye(count, dtype=np.float32)[flat[..., i]] for i, count in enumerate(counts)], axis=-1)

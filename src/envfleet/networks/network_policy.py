@@ -1,20 +1,33 @@
-"""A network that acts: batched over slots, with the memory of every slot."""
+"""A network that acts: batched over slots, with the memory of every slot. On a CPU the actor runs in NumPy.
+
+Acting is a pass over a few rows at every step of the environments, and PyTorch spends more on each call than the
+arithmetic takes. CPU time of `Policy.choose` with the default network (two layers of 64; GRU: 64 units), one thread:
+
+==========  ========  =========================  ==========
+rows        here      here, tanh not compiled    in PyTorch
+==========  ========  =========================  ==========
+8           15 µs     18 µs                      76 µs
+64          32 µs     48 µs                      101 µs
+8, GRU      31 µs                                164 µs
+64, GRU     82 µs                                304 µs
+==========  ========  =========================  ==========
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from envfleet.errors import FleetError
+from envfleet.networks import recurrent
 from envfleet.networks.actor_critic import ActorCritic
 from envfleet.networks.features import MASK_KEY, Inputs
-from envfleet.networks.numpy_actor import NumpyActor
+from envfleet.networks.numpy_layers import Array, NumpyLayers
 from envfleet.rollout.policy_protocol import Answer, Ask
-
-Array = NDArray[np.float32]
 
 
 class NotFinite(FleetError):
@@ -23,14 +36,6 @@ class NotFinite(FleetError):
     def __init__(self, what: str, rows: list[int] | None = None) -> None:
         self.rows = rows or []
         super().__init__(what)
-
-
-class Normaliser(Protocol):
-    """What the policy needs of an observation normaliser."""
-
-    def __call__(self, inputs: Inputs) -> Inputs:
-        """Return the inputs, normalised."""
-        ...
 
 
 class Policy:
@@ -55,7 +60,7 @@ class Policy:
         net: ActorCritic,
         num_slots: int,
         rng: np.random.Generator | None,
-        normaliser: Normaliser | None = None,
+        normaliser: Callable[[Inputs], Inputs] | None = None,
         skip_nan: bool = False,
     ) -> None:
         self.net = net
@@ -133,3 +138,30 @@ class Policy:
             before = torch.zeros(rows, 0, device=device) if state is None else torch.from_numpy(state).to(device)
             outputs, after = self.net.act(tensors, before)
             return outputs.cpu().numpy(), after.cpu().numpy()
+
+
+class NumpyActor:
+    """The actor of a network, on the memory of its PyTorch parameters: nothing is copied when they change."""
+
+    @staticmethod
+    def fits(net: ActorCritic) -> bool:
+        """Say whether the actor can run here: on CPU, without pictures, with memory only where it is compiled."""
+        has_step = net.num_cores < 2 or recurrent.COMPILED is not None
+        return net.device.type == "cpu" and not net.features.image_shapes and has_step
+
+    def __init__(self, net: ActorCritic) -> None:
+        assert net.actor_encoder.layers is not None
+        self._before = NumpyLayers(net.actor_encoder.layers)
+        self._after = NumpyLayers([*net.actor_layers, net.actor_head])
+        self._core: recurrent.CompiledStep | None = None
+        if net.num_cores == 2:
+            assert net.core is not None
+            self._core = recurrent.CompiledStep(net.core, 0)
+
+    def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
+        """Run rows [k, D] with the actor's states [k, W]; return its outputs and the new states."""
+        x = self._before(x)
+        if self._core is not None:
+            assert state is not None
+            x, state = self._core(np.ascontiguousarray(x), state)
+        return self._after(x), state

@@ -28,12 +28,6 @@ class Recurrent(nn.Module):
     """`cores` independent recurrent layers of one size, run together. State: [core, row, width].
 
     The width of the state is H for a GRU and 2H for an LSTM (output, then cell).
-
-    Example:
-        >>> layer = Recurrent("gru", input_size=3, state_size=4, cores=2)
-        >>> out, states = layer(torch.zeros(2, 5, 7, 3), torch.zeros(2, 7, 4), torch.zeros(5, 7, dtype=torch.bool))
-        >>> tuple(out.shape), tuple(states.shape)
-        ((2, 5, 7, 4), (2, 5, 7, 4))
     """
 
     def __init__(self, kind: str, input_size: int, state_size: int, cores: int = 1) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +15,11 @@ from envfleet.rollout.policy_protocol import Answer, Ask
 from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP
 from envfleet.util.trees import Tree, tree_map
 
+if TYPE_CHECKING:
+    from envfleet.train.selfplay import Pool  # past policies that play some of the agents
+
 Ints = NDArray[np.int64]
 PAST = "past_policy"  # [k, A] number of the past policy that plays an agent; -1: the present one
-
-
-class Opponents(Protocol):
-    """Past policies that play some of the agents."""
-
-    def assign(self, ask: Ask) -> Ints:
-        """Return `past_policy` [k, A]; it is drawn anew for episodes that begin."""
-        ...
-
-    def player(self, number: int, policy: str) -> Policy:
-        """Return the past policy `number` in the place of `policy`."""
-        ...
 
 
 class TeamPolicy:
@@ -40,9 +31,7 @@ class TeamPolicy:
 
     answers_fit = True
 
-    def __init__(
-        self, assigned: Sequence[Assignment], policies: Mapping[str, Policy], opponents: Opponents | None = None
-    ) -> None:
+    def __init__(self, assigned: Sequence[Assignment], policies: Mapping[str, Policy], opponents: Pool | None = None) -> None:
         self.assigned, self.policies, self.opponents = tuple(assigned), dict(policies), opponents
         self.version = 0  # counts updates; the collector writes it beside every action
         self._sizes: dict[str, int] = {}  # group → its agents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 
 from envfleet.errors import BadArgument
 from envfleet.networks.actor_critic import ActorCritic
-from envfleet.networks.network_policy import Normaliser, Policy
+from envfleet.networks.features import Inputs
+from envfleet.networks.network_policy import Policy
 from envfleet.train.build import assignments_of, env_list, one_env, state_space_of, stored_policy
 from envfleet.train.checkpoint import load
 from envfleet.train.config import PPOConfig
@@ -33,22 +35,19 @@ class Agent:
     @property
     def net(self) -> ActorCritic:
         """The network of the only policy."""
-        return self._only().net
+        return self.policy().net
 
     @property
-    def normaliser(self) -> Normaliser | None:
+    def normaliser(self) -> Callable[[Inputs], Inputs] | None:
         """The observation normaliser of the only policy."""
-        return self._only().normaliser
+        return self.policy().normaliser
 
     def policy(self, num_slots: int = 1, deterministic: bool = True, seed: int = 0) -> Policy:
         """Return something that acts: `policy.choose(obs)`, or the policy of a `Collector`."""
-        return self._only().fork(num_slots, None if deterministic else np.random.default_rng(seed))
-
-    def _only(self) -> Policy:
         if self.agents:
             raise BadArgument(f"this run has the agents {', '.join(self.agents)}: evaluate() plays them together")
         (only,) = self.policies.values()
-        return only
+        return only.fork(num_slots, None if deterministic else np.random.default_rng(seed))
 
     def evaluate(
         self,
@@ -80,7 +79,7 @@ def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agen
     state = load(where, which)
     config, team = config_of(state), state["team"]
     chosen = env_list(env if env is not None else config.env)[0]
-    with one_env(chosen, config) as fleet:
+    with one_env(chosen, config, with_state=config.centralised_critic) as fleet:
         assigned, space = assignments_of(config, fleet), state_space_of(config, fleet)
     policies = {each.name: stored_policy(team["policies"][each.name], each, config, space) for each in assigned}
     kind = TeamAgent if team["agents"] else Agent

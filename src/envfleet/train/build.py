@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.envs.registry import resolve_env
 from envfleet.errors import BadArgument, DeviceMissing
@@ -22,26 +23,14 @@ from envfleet.util.seeding import stream
 
 def env_list(env: Any) -> list[Any]:
     """The environments of a config: one, or several that the slots take in turn."""
-    if isinstance(env, str):
-        return [resolve_env(name.strip()) for name in env.split(",")]
-    if isinstance(env, (list, tuple)):
-        return [resolve_env(one) for one in env]
-    return [resolve_env(env)]
+    given = [name.strip() for name in env.split(",")] if isinstance(env, str) else env
+    return [resolve_env(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
 
 
-def one_env(env: Any, config: PPOConfig, render: bool = False) -> Fleet:
+def one_env(env: Any, config: PPOConfig, render: bool = False, with_state: bool = False) -> Fleet:
     """Return a fleet of one environment in this process, which waits at the end of an episode."""
-    import envfleet as ef
-
-    kwargs = {**config.env_kwargs, **({"render_mode": "rgb_array"} if render else {})}
-    return ef.make(
-        resolve(env, kwargs),
-        1,
-        backend="serial",
-        columns=config.columns or None,
-        on_end="wait",
-        with_state=config.centralised_critic,
-    )
+    factory = resolve(env, config.env_kwargs | ({"render_mode": "rgb_array"} if render else {}))
+    return make(factory, 1, backend="serial", columns=config.columns or None, on_end="wait", with_state=with_state)
 
 
 def choose_device(name: str) -> torch.device:
@@ -86,12 +75,6 @@ def build_net(
     return net.to(device)
 
 
-def normaliser_for(net: ActorCritic, config: PPOConfig) -> ObservationNormaliser | None:
-    """Return the observation normaliser of a config, if it wants one."""
-    size = net.features.vector_size
-    return ObservationNormaliser(size) if config.normalize_obs and size else None
-
-
 def stored_policy(state: dict[str, Any], assigned: Assignment, config: PPOConfig, state_space: Any = None) -> Policy:
     """Return a policy with the weights and statistics of a checkpoint, on the CPU. It takes the most likely actions."""
     net = build_net(assigned, config, torch.device("cpu"), state_space)
@@ -99,7 +82,7 @@ def stored_policy(state: dict[str, Any], assigned: Assignment, config: PPOConfig
         net.load_state_dict(state["net"])
     except RuntimeError as error:
         raise BadArgument(f"the weights of policy {assigned.name} do not fit {config.env_name}: {error}") from error
-    normaliser = normaliser_for(net, config)
+    normaliser = ObservationNormaliser.of(net, config.normalize_obs)
     if normaliser is not None:
         normaliser.load(state["observations"])
     return Policy(net, 1, None, normaliser, skip_nan=config.on_nan == "skip")

@@ -23,6 +23,7 @@ import torch
 from envfleet.errors import BadArgument, CheckpointDamaged, CheckpointError, CheckpointMissing, DamagedWarning
 from envfleet.multiagent.policy_map import SHARED
 from envfleet.util.files import keep_aside, sync_folder, write_durably
+from envfleet.util.text import first_line
 
 FORMAT = 2
 FOLDER = "checkpoints"
@@ -34,17 +35,7 @@ _ZIP_END_SIZE = 22
 
 
 class Checkpoints:
-    """The checkpoints of a run folder: the last `keep` of them, and the best.
-
-    Example:
-        >>> import tempfile
-        >>> checkpoints = Checkpoints(tempfile.mkdtemp(), keep=2)
-        >>> paths = [checkpoints.save(update, {"weights": np.arange(3)}) for update in (1, 2, 3)]
-        >>> [path.name for path in checkpoints.paths()]
-        ['update_000000002.pt', 'update_000000003.pt']
-        >>> checkpoints.load_latest()["weights"].tolist()
-        [0, 1, 2]
-    """
+    """The checkpoints of a run folder: the last `keep` of them, and the best."""
 
     def __init__(self, run_folder: str | Path, keep: int = 3) -> None:
         self.folder = Path(run_folder) / FOLDER
@@ -92,45 +83,43 @@ class Checkpoints:
         """Read the newest checkpoint that is whole; None when there is none.
 
         A `DamagedWarning` names each that is not. `keep_damaged` gives those another name, so that going on does not write
-        over them: for the one who holds the folder.
+        over them: only the process that holds the folder's lock may ask for it.
         """
         problems: list[CheckpointDamaged] = []
         missed: set[Path] = set()
         paths = self.paths()
         while paths:
+            path = paths.pop()
             try:
-                state = read(paths[-1])
+                state = read(path)
             except CheckpointMissing:
-                if paths[-1] in missed:  # a link that leads nowhere
-                    problems.append(CheckpointDamaged(paths.pop(), "it is listed, but cannot be opened"))
-                    continue
-                missed.add(paths[-1])  # a trainer beside us dropped it, and has written a newer one
-                problems, paths = [], self.paths()
-                continue
+                if path in missed:  # a link that leads nowhere
+                    problems.append(CheckpointDamaged(path, "it is listed, but cannot be opened"))
+                else:  # the trainer that writes here dropped it, and has written a newer one
+                    missed.add(path)
+                    problems, paths = [], self.paths()
             except CheckpointDamaged as damaged:
                 problems.append(damaged)
-                paths.pop()
-                continue
-            for problem in problems:
-                self._tell(problem, paths[-1], keep_damaged)
-            self.last_good = paths[-1]
-            return state
+            else:
+                for problem in problems:
+                    self._warn(problem, path, keep_damaged)
+                self.last_good = path
+                return state
         if problems:
-            told = "; ".join(f"{one.path.name}: {one.problem}" for one in problems)
+            found = "; ".join(f"{one.path.name}: {one.problem}" for one in problems)
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole ({told}): take them from a copy, or begin in another folder"
+                f"no checkpoint in {self.folder} is whole ({found}): take them from a copy, or begin in another folder"
             )
         return None
 
-    def _tell(self, damaged: CheckpointDamaged, used: Path, keep_damaged: bool) -> None:
+    def _warn(self, damaged: CheckpointDamaged, used: Path, keep_damaged: bool) -> None:
         kept = ""
         if keep_damaged:
             with suppress(OSError):
                 kept = f" (kept as {keep_aside(damaged.path).name})"
                 damaged.path.unlink()
-        warnings.warn(
-            f"{damaged.path} is damaged: {damaged.problem}{kept}; {used.name} is used instead", DamagedWarning, stacklevel=4
-        )
+        text = f"{damaged.path} is damaged: {damaged.problem}{kept}; {used.name} is used instead"
+        warnings.warn(text, DamagedWarning, stacklevel=4)
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
@@ -162,7 +151,7 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's, zip's and torch's own, of many types
-        raise CheckpointDamaged(path, f"it cannot be read as a checkpoint ({_first_line(error)})") from error
+        raise CheckpointDamaged(path, f"it cannot be read as a checkpoint ({first_line(error)})") from error
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of envfleet")
     if content["format"] > FORMAT:
@@ -174,15 +163,9 @@ def read(path: str | Path) -> dict[str, Any]:
 def _from_format_1(state: dict[str, Any]) -> dict[str, Any]:
     """Format 1 kept the policy of a single agent beside the rest of the run; since format 2 it is a team of one."""
     if "net" in state:
-        names = ("net", "observations", "rewards", "optimiser", "memory", "rng")
-        only = {name: state.pop(name) for name in names}
-        state["team"] = {
-            "agents": [],
-            "num_updates": state["update"],
-            "policies": {SHARED: only},
-            "transitions": None,
-            "pool": None,
-        }
+        only = {name: state.pop(name) for name in ("net", "observations", "rewards", "optimiser", "memory", "rng")}
+        team = {"agents": [], "num_updates": state["update"], "policies": {SHARED: only}}
+        state["team"] = {**team, "transitions": None, "pool": None}
     return state
 
 
@@ -200,13 +183,9 @@ def _check(path: Path, data: bytes) -> None:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             wrong = archive.testzip()
     except Exception as error:  # zipfile raises errors of many types for bytes that are no archive
-        raise CheckpointDamaged(path, f"it cannot be read as a checkpoint ({_first_line(error)})") from error
+        raise CheckpointDamaged(path, f"it cannot be read as a checkpoint ({first_line(error)})") from error
     if wrong is not None:
         raise CheckpointDamaged(path, f"the checksum of {wrong} in it is another one")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def load(where: str | Path, which: str = "final") -> dict[str, Any]:
@@ -220,34 +199,15 @@ def load(where: str | Path, which: str = "final") -> dict[str, Any]:
         ...
         envfleet.errors.BadArgument: there is no run in 'nowhere': give a run folder or a checkpoint file
     """
-    path = find(where, which)
-    if Path(where).is_file() or path.name == "best.pt":
-        return read(path)
-    state = Checkpoints(where).load_latest()
+    checkpoints = Checkpoints(where)
+    if Path(where).is_file():
+        return read(where)
+    if which == "best" and checkpoints.best.exists():
+        return read(checkpoints.best)
+    state = checkpoints.load_latest()
     if state is None:
         raise BadArgument(f"there is no run in {str(where)!r}: give a run folder or a checkpoint file")
     return state
-
-
-def find(where: str | Path, which: str = "final") -> Path:
-    """Return the checkpoint of a run folder (`final` or `best`), or the file itself.
-
-    Example:
-        >>> find("nowhere")
-        Traceback (most recent call last):
-        ...
-        envfleet.errors.BadArgument: there is no run in 'nowhere': give a run folder or a checkpoint file
-    """
-    path = Path(where)
-    if path.is_file():
-        return path
-    checkpoints = Checkpoints(path)
-    paths = checkpoints.paths()
-    if which == "best" and checkpoints.best.exists():
-        return checkpoints.best
-    if not paths:
-        raise BadArgument(f"there is no run in {str(where)!r}: give a run folder or a checkpoint file")
-    return paths[-1]
 
 
 def _plain(value: Any) -> Any:
@@ -255,12 +215,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise TypeError(f"an array of {value.dtype} cannot go into a checkpoint")
-        raw = np.ascontiguousarray(value)
-        return {
-            "__array__": torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()),
-            "dtype": str(value.dtype),
-            "shape": list(value.shape),
-        }
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
+        return {"__array__": torch.from_numpy(raw), "dtype": str(value.dtype), "shape": list(value.shape)}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):

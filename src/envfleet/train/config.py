@@ -5,28 +5,33 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import typing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from envfleet.errors import BadArgument
 from envfleet.multiagent.policy_map import read_policies
 from envfleet.networks.actor_critic import NetworkConfig
 from envfleet.slots.factories import env_name
-from envfleet.train.objective import Coefficients, UpdateSettings
+from envfleet.train.objective import Coefficients
 from envfleet.train.presets import preset_for
 
 
-def _doc(section: str, default: Any, text: str, **more: Any) -> Any:
-    """Declare a field: the YAML section it belongs to, its default, and the one text that explains it."""
-    metadata = {"section": section, "help": text, **more}
+def _doc(section: str, default: Any, text: str, cli: bool = True, may_change: bool = False) -> Any:
+    """Declare a field: the YAML section it belongs to, its default, and the one text that explains it.
+
+    A resumed run `may_change` what does not touch the meaning of the stored state.
+    """
+    metadata = {"section": section, "help": text, "cli": cli, "may_change": may_change}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 _env, _train = partial(_doc, "env"), partial(_doc, "train")
-SCHEDULES = ("constant", "linear")
+_where, _run = partial(_env, may_change=True), partial(_train, may_change=True)
+Schedule = Literal["constant", "linear"]
 
 
 def default_of(spec: dataclasses.Field[Any]) -> Any:
@@ -56,31 +61,30 @@ class PPOConfig:
     env: Any = _env("CartPole-v1", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable')
     env_kwargs: dict[str, Any] = _env({}, "keyword arguments for the environment, as name=value pairs")
     num_envs: int = _env(1, "environments stepped together; 1 is sequential")
-    backend: str = _env("auto", "where environments run: auto, serial, thread, aio, pipe or shm")
-    num_workers: int | None = _env(None, "worker processes or threads; default: chosen from the CPUs")
-    start_method: str | None = _env(None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto")
-    on_fault: str = _env(
+    backend: str = _where("auto", "where environments run: auto, serial, thread, aio, pipe or shm")
+    num_workers: int | None = _where(None, "worker processes or threads; default: chosen from the CPUs")
+    start_method: str | None = _where(
+        None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto"
+    )
+    on_fault: Literal["raise", "restart"] = _where(
         "restart",
         "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is given up), or raise and stop",
-        choices=("raise", "restart"),
     )
-    columns: dict[str, Any] = _env(
-        {}, "in Python: declared info columns, name -> space (an `action_mask` column masks actions)", cli=False
+    columns: dict[str, Any] = _where(
+        {}, "in Python: declared info columns, name -> space (`action_mask` masks actions)", cli=False
     )
     # -- how long --------------------------------------------------------------------------------------------------
-    total_steps: int = _train(100_000, "environment steps to train for, over all environments together")
-    num_episodes: int | None = _train(
-        None, "stop after this many finished episodes instead; total_steps then only drives the schedules"
-    )
+    total_steps: int = _run(100_000, "environment steps to train for, over all environments together")
+    num_episodes: int | None = _run(None, "stop after this many episodes instead; total_steps then only drives the schedules")
     seed: int = _train(1, "seed of the run: networks, exploration, minibatches and every episode")
     # -- PPO -------------------------------------------------------------------------------------------------------
     num_steps: int = _train(128, "steps of each environment per update")
     num_epochs: int = _train(4, "passes over the collected steps per update")
     num_minibatches: int = _train(4, "minibatches per pass")
     learning_rate: float = _train(2.5e-4, "step size of Adam at the beginning")
-    lr_schedule: str = _train("linear", "learning rate over the run: constant or linear to 0", choices=SCHEDULES)
+    lr_schedule: Schedule = _train("linear", "learning rate over the run: constant or linear to 0")
     clip: float = _train(0.2, "clip range of the probability ratio at the beginning")
-    clip_schedule: str = _train("constant", "clip range over the run: constant or linear to 0", choices=SCHEDULES)
+    clip_schedule: Schedule = _train("constant", "clip range over the run: constant or linear to 0")
     entropy: float = _train(0.0, "weight of the entropy bonus at the beginning")
     entropy_final: float | None = _train(None, "weight of the entropy bonus at the end, reached linearly; default: the same")
     gamma: float = _train(0.99, "discount")
@@ -94,22 +98,18 @@ class PPOConfig:
     normalize_reward: bool = _train(False, "divide rewards by the running standard deviation of the return")
     adam_eps: float = _train(1e-5, "epsilon of Adam")
     # -- network ---------------------------------------------------------------------------------------------------
-    arch: str = _train(
-        "markov",
-        "markov, memory (recurrent actor and critic) or memory_markov (recurrent critic only)",
-        choices=("markov", "memory", "memory_markov"),
+    arch: Literal["markov", "memory", "memory_markov"] = _train(
+        "markov", "markov, memory (recurrent actor and critic) or memory_markov (recurrent critic only)"
     )
-    rnn: str = _train("gru", "recurrent layer of a network with memory", choices=("gru", "lstm"))
+    rnn: Literal["gru", "lstm"] = _train("gru", "recurrent layer of a network with memory")
     state_size: int = _train(64, "units of the recurrent layer")
     sequence_length: int | None = _train(
         None,
-        "steps gradients flow back through; must divide num_steps; default: all of them, as far as every minibatch still gets a sequence",
+        "steps gradients flow back through; must divide num_steps; default: the longest that gives every minibatch a sequence",
     )
     hidden: tuple[int, ...] = _train((64, 64), "units of the dense layers; a recurrent layer takes the place of all but the last")
-    activation: str = _train("tanh", "activation of the dense layers", choices=("tanh", "relu", "elu"))
-    std: str = _train(
-        "free", "standard deviation of Box actions: free (a parameter) or state (an output)", choices=("free", "state")
-    )
+    activation: Literal["tanh", "relu", "elu"] = _train("tanh", "activation of the dense layers")
+    std: Literal["free", "state"] = _train("free", "standard deviation of Box actions: free (a parameter) or state (an output)")
     log_std_init: float = _train(0.0, "logarithm of the standard deviation of Box actions at the beginning")
     squash: bool = _train(False, "Box actions: squash by tanh into the bounds (default: clip to the bounds)")
     share_encoder: bool | None = _train(None, "one encoder for actor and critic; default: for pictures only")
@@ -117,36 +117,30 @@ class PPOConfig:
     policies: str | dict[str, list[str]] = _train(
         "shared", "many agents: shared (one policy for all), independent (one each), or groups like red=red_0+red_1,blue=blue_0"
     )
-    centralised_critic: bool = _train(
-        False, "many agents: critics read the environment's state() beside their agent's observation (MAPPO)"
-    )
+    centralised_critic: bool = _train(False, "many agents: critics read state() beside their agent's observation (MAPPO)")
     self_play: bool = _train(False, "many agents: play some episodes against past policies, rated by Elo")
     self_play_pool: int = _train(8, "self-play: how many past policies are kept")
     self_play_every: int = _train(10, "self-play: updates between two that are kept")
     self_play_past: float = _train(0.5, "self-play: probability that an episode is played against a past policy")
     # -- machine ---------------------------------------------------------------------------------------------------
-    device: str = _train("cpu", "cpu, cuda, mps or auto; small networks are fastest on cpu")
-    num_threads: int = _train(1, "threads for the arithmetic; more than 1 helps only large networks")
-    on_nan: str = _train(
-        "stop", "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it", choices=("stop", "skip")
-    )
+    device: str = _run("cpu", "cpu, cuda, mps or auto; small networks are fastest on cpu")
+    num_threads: int = _run(1, "threads for the arithmetic; more than 1 helps only large networks")
+    on_nan: Literal["stop", "skip"] = _run("stop", "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it")
     # -- run folder ------------------------------------------------------------------------------------------------
-    out: str | None = _train(None, "folder of the run: checkpoints, logs, report; default: nothing is written")
-    resume: bool = _train(False, "go on from the last checkpoint in the folder; begins anew if there is none")
-    restore: str = _train(
-        "replay", "episodes that were running at the checkpoint: replay (exact) or end them", choices=("replay", "end")
-    )
-    checkpoint_every: int = _train(20, "updates between checkpoints; 0: only at the end")
-    keep_checkpoints: int = _train(3, "latest checkpoints kept; the best one is kept besides")
-    eval_every: int = _train(0, "updates between evaluations during training; 0: none")
-    eval_episodes: int = _train(10, "episodes of an evaluation during training")
-    tensorboard: bool = _train(True, "write TensorBoard files into the run folder")
-    wandb: bool = _train(False, "log to Weights & Biases, one run whatever the number of workers")
-    wandb_project: str = _train("envfleet", "Weights & Biases project")
-    wandb_mode: str | None = _train(None, "online, offline or disabled; default: what W&B decides")
-    video_every: int = _train(0, "updates between videos of slot 0; 0: none")
-    report: bool = _train(True, "write report.html into the run folder at the end")
-    preset: str = _train("auto", "tuned settings to begin from: auto (by environment), none, or a preset's name")
+    out: str | None = _run(None, "folder of the run: checkpoints, logs, report; default: nothing is written")
+    resume: bool = _run(False, "go on from the last checkpoint in the folder; begins anew if there is none")
+    restore: Literal["replay", "end"] = _run("replay", "episodes that ran at the checkpoint: replay (exact) or end them")
+    checkpoint_every: int = _run(20, "updates between checkpoints; 0: only at the end")
+    keep_checkpoints: int = _run(3, "latest checkpoints kept; the best one is kept besides")
+    eval_every: int = _run(0, "updates between evaluations during training; 0: none")
+    eval_episodes: int = _run(10, "episodes of an evaluation during training")
+    tensorboard: bool = _run(True, "write TensorBoard files into the run folder")
+    wandb: bool = _run(False, "log to Weights & Biases, one run whatever the number of workers")
+    wandb_project: str = _run("envfleet", "Weights & Biases project")
+    wandb_mode: str | None = _run(None, "online, offline or disabled; default: what W&B decides")
+    video_every: int = _run(0, "updates between videos of slot 0; 0: none")
+    report: bool = _run(True, "write report.html into the run folder at the end")
+    preset: str = _run("auto", "tuned settings to begin from: auto (by environment), none, or a preset's name")
 
     def __init__(self, **settings: Any) -> None:
         given = {field_name(name): value for name, value in settings.items()}
@@ -158,25 +152,23 @@ class PPOConfig:
 
     def _check(self) -> None:
         object.__setattr__(self, "hidden", tuple(int(units) for units in self.hidden))
-        for spec in dataclasses.fields(self):
-            choices = spec.metadata.get("choices")
-            value = getattr(self, spec.name)
-            if choices and value not in choices:
-                raise BadArgument(f"{spec.name}={value!r}: it is one of {', '.join(choices)}")
         object.__setattr__(self, "policies", read_policies(self.policies))
-        if not 0.0 <= self.self_play_past <= 1.0:
-            raise BadArgument(f"self_play_past={self.self_play_past}: a probability from 0 to 1 is needed")
+        for name, hint in TYPES.items():
+            if typing.get_origin(hint) is Literal and getattr(self, name) not in typing.get_args(hint):
+                raise BadArgument(f"{name}={getattr(self, name)!r}: it is one of {', '.join(typing.get_args(hint))}")
         counts = ("num_envs", "total_steps", "num_steps", "num_epochs", "num_minibatches", "num_threads")
         for name in (*counts, "self_play_pool", "self_play_every"):
             if getattr(self, name) < 1:
                 raise BadArgument(f"{name}={getattr(self, name)}: at least 1 is needed")
-        if self.num_minibatches > self.steps_per_update:
-            raise BadArgument(
-                f"num_minibatches={self.num_minibatches} is more than the {self.steps_per_update} steps of an update"
-            )
+        if not 0.0 <= self.self_play_past <= 1.0:
+            raise BadArgument(f"self_play_past={self.self_play_past}: a probability from 0 to 1 is needed")
+        if not self.hidden:
+            raise BadArgument("hidden=(): at least one hidden layer is needed")
+        steps = self.steps_per_update
+        if self.num_minibatches > steps:
+            raise BadArgument(f"num_minibatches={self.num_minibatches} is more than the {steps} steps of an update")
         if self.sequence_length is not None and self.num_steps % self.sequence_length:
             raise BadArgument(f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}")
-        self.network()
 
     @property
     def steps_per_update(self) -> int:
@@ -198,11 +190,6 @@ class PPOConfig:
         names = [spec.name for spec in dataclasses.fields(NetworkConfig)]
         return NetworkConfig(**{name: getattr(self, name) for name in names})
 
-    def update(self) -> UpdateSettings:
-        """Return the part that an update needs."""
-        names = [spec.name for spec in dataclasses.fields(UpdateSettings)]
-        return UpdateSettings(**{name: getattr(self, name) for name in names})
-
     def coefficients(self, update: int) -> Coefficients:
         """Return what the schedules say for update number `update` (from 0)."""
         left = max(1.0 - update / self.num_updates, 0.0)
@@ -211,6 +198,8 @@ class PPOConfig:
             learning_rate=self.learning_rate * (left if self.lr_schedule == "linear" else 1.0),
             clip=self.clip * (left if self.clip_schedule == "linear" else 1.0),
             entropy=last + (self.entropy - last) * left,
+            value=self.value_coef,
+            value_clip=self.value_clip,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -248,6 +237,7 @@ ALIASES = {
     "agent_arch": "arch",
 }
 SECTIONS = ("env", "train")
+TYPES = typing.get_type_hints(PPOConfig)
 FIELDS: dict[str, dataclasses.Field[Any]] = {spec.name: spec for spec in dataclasses.fields(PPOConfig)}
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument
+from envfleet.multiagent.groups import AgentGroup
 from envfleet.multiagent.policy_map import part_of
 from envfleet.networks.network_policy import Policy
 from envfleet.networks.team import TeamPolicy, mask_of
@@ -53,17 +54,8 @@ class Evaluation:
     def of(cls, returns: list[float], lengths: list[int], **more: Any) -> Evaluation:
         """Summarise episodes."""
         r = np.array(returns)
-        return cls(
-            float(r.mean()),
-            float(r.std()),
-            float(r.min()),
-            float(r.max()),
-            float(np.mean(lengths)),
-            len(returns),
-            returns,
-            lengths,
-            **more,
-        )
+        mean, std, low, high = (float(value) for value in (r.mean(), r.std(), r.min(), r.max()))
+        return cls(mean, std, low, high, float(np.mean(lengths)), len(returns), returns, lengths, **more)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -89,25 +81,22 @@ class TeamEvaluation(Evaluation):
         return {agent: float(np.mean(values)) for agent, values in self.agent_returns.items()}
 
 
-class RandomOpponent:
-    """Plays any legal action.
+def random_opponent(space: gym.Space[Any]) -> Opponent:
+    """An opponent that plays any legal action.
 
     Example:
-        >>> play = RandomOpponent(gym.spaces.Discrete(3))
-        >>> int(play(None, np.array([0, 0, 1]), np.random.default_rng(0)))
+        >>> int(random_opponent(gym.spaces.Discrete(3))(None, np.array([0, 0, 1]), np.random.default_rng(0)))
         2
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
-        self.space = space
+    def play(observation: Any, mask: Any, rng: np.random.Generator) -> Any:
+        if isinstance(space, gym.spaces.Discrete):
+            legal = np.arange(space.n) if mask is None else np.flatnonzero(mask)
+            return rng.choice(legal) + space.start
+        space.seed(int(rng.integers(2**31)))
+        return space.sample()
 
-    def __call__(self, observation: Any, mask: Any, rng: np.random.Generator) -> Any:
-        """Return an action."""
-        if isinstance(self.space, gym.spaces.Discrete):
-            legal = np.arange(self.space.n) if mask is None else np.flatnonzero(mask)
-            return rng.choice(legal) + self.space.start
-        self.space.seed(int(rng.integers(2**31)))
-        return self.space.sample()
+    return play
 
 
 class Evaluator:
@@ -118,7 +107,7 @@ class Evaluator:
 
     def __init__(self, envs: Sequence[Any], config: PPOConfig, seed: int | None = None, render: bool = False) -> None:
         self.config, self.seed = config, config.seed if seed is None else seed
-        self._fleets = [one_env(env, config, render) for env in envs]
+        self._fleets = [one_env(env, config, render, config.centralised_critic) for env in envs]
         self.agents = tuple(self._fleets[0].agents)
         self._groups = self._fleets[0].groups
         self._assigned = assignments_of(config, self._fleets[0])
@@ -186,25 +175,20 @@ class Evaluator:
             return {}
         if not self.agents:
             raise BadArgument(f"opponents: {self.config.env_name} has one agent and no opponents")
-        if isinstance(opponents, Mapping):
-            unknown = [name for name in opponents if name not in self.agents]
-            if unknown:
-                raise BadArgument(f"opponents: there is no agent {unknown[0]!r}; the agents are {', '.join(self.agents)}")
-            return {name: self._opponent(one, name) for name, one in opponents.items()}
-        sides = [each.agents for each in self._assigned]
-        sides = sides if len(sides) > 1 else [(name,) for name in self.agents]
-        ours = sides[episode % len(sides)]
-        return {name: self._opponent(opponents, name) for name in self.agents if name not in ours}
+        if not isinstance(opponents, Mapping):
+            sides = [each.agents for each in self._assigned]
+            sides = sides if len(sides) > 1 else [(name,) for name in self.agents]
+            opponents = dict.fromkeys([name for name in self.agents if name not in sides[episode % len(sides)]], opponents)
+        against: dict[str, Opponent] = {}
+        for name, given in opponents.items():
+            if name not in self.agents:
+                raise BadArgument(f"opponents: there is no agent {name!r}; the agents are {', '.join(self.agents)}")
+            if given != "random" and not callable(given):
+                raise BadArgument(f'opponent {given!r}: "random", or a function of (observation, mask, rng) is needed')
+            against[name] = random_opponent(self._group_of(name).action_space) if given == "random" else given
+        return against
 
-    def _opponent(self, given: Any, agent: str) -> Opponent:
-        if given == "random":
-            return RandomOpponent(self._group_of(agent).action_space)
-        if not callable(given):
-            raise BadArgument(f'opponent {given!r}: "random", or a function of (observation, mask, rng) is needed')
-        chosen: Opponent = given
-        return chosen
-
-    def _group_of(self, agent: str) -> Any:
+    def _group_of(self, agent: str) -> AgentGroup:
         return next(group for group in self._groups if agent in group.agents)
 
     def _answer(self, agent: str, opponent: Opponent, batch: Any, columns: dict[str, Any], rng: Any, out: Any) -> None:
@@ -212,29 +196,21 @@ class Evaluator:
         if not batch.active[0, self.agents.index(agent)]:
             return
         group, num_groups = self._group_of(agent), len(self._groups)
-        place = group.agents.index(agent)
-        observation = tree_map(lambda leaf: leaf[0, place], part_of(batch.obs, group.name, num_groups))
+        at = 0, group.agents.index(agent)
+        observation = tree_map(lambda leaf: leaf[at], part_of(batch.obs, group.name, num_groups))
         mask = mask_of(columns, group.name, num_groups)
-        action = opponent(observation, None if mask is None else mask[0, place], rng)
-        part_of(out, group.name, num_groups)[0, place] = action
+        part_of(out, group.name, num_groups)[at] = opponent(observation, None if mask is None else mask[at], rng)
 
     def _summary(self, played: list[Played]) -> Evaluation:
-        returns, ours = np.array([one[0] for one in played]), np.array([one[2] for one in played])  # [episodes, A]
-        lengths = [one[1] for one in played]
+        returns, lengths, ours = (np.array(each) for each in zip(*played))  # [episodes, A], [episodes], [episodes, A]
         mine = np.where(ours, returns, 0.0).sum(axis=1) / np.maximum(ours.sum(axis=1), 1)
         if not self.agents:
-            return Evaluation.of(mine.tolist(), lengths)
+            return Evaluation.of(mine.tolist(), lengths.tolist())
         theirs = np.where(ours, 0.0, returns).sum(axis=1) / np.maximum((~ours).sum(axis=1), 1)
-        both = ours.any(axis=1) & ~ours.all(axis=1)
-        ahead = np.sign(mine - theirs)[both]
-        return TeamEvaluation.of(
-            mine.tolist(),
-            lengths,
-            agent_returns={agent: returns[:, i].tolist() for i, agent in enumerate(self.agents)},
-            wins=int((ahead > 0).sum()),
-            draws=int((ahead == 0).sum()),
-            losses=int((ahead < 0).sum()),
-        )
+        ahead = np.sign(mine - theirs)[ours.any(axis=1) & ~ours.all(axis=1)].tolist()
+        by_agent = {agent: returns[:, i].tolist() for i, agent in enumerate(self.agents)}
+        games = {"wins": ahead.count(1.0), "draws": ahead.count(0.0), "losses": ahead.count(-1.0)}
+        return TeamEvaluation.of(mine.tolist(), lengths.tolist(), agent_returns=by_agent, **games)
 
     @property
     def metadata(self) -> dict[str, Any]:

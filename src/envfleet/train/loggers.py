@@ -30,52 +30,39 @@ class Logger(Protocol):
         """Write what is left."""
 
 
-class TableLogger:
-    """`metrics.csv` and `metrics.jsonl` in the run folder; on resume, rows after the checkpoint are cut off.
-
-    Example:
-        >>> import tempfile
-        >>> logger = TableLogger(tempfile.mkdtemp())
-        >>> logger.log({"update": 1.0, "return": 20.0}, step=1024)
-        >>> logger.close()
-        >>> (logger.folder / "metrics.csv").read_text().split()
-        ['step,update,return', '1024,1.0,20.0']
-    """
+class TableLogger(Logger):
+    """`metrics.csv` and `metrics.jsonl` in the run folder; on resume, rows after the checkpoint are cut off."""
 
     def __init__(self, folder: str | Path, resumed_at: int | None = None) -> None:
         self.folder = Path(folder)
-        self._jsonl, self._csv = self.folder / "metrics.jsonl", self.folder / "metrics.csv"
         rows = _rows_to_keep(self.folder, resumed_at) if resumed_at is not None else []
-        _rewrite(self._jsonl, "".join(map(_line, rows)))
-        self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        self._rewrite_csv(rows, self._columns)
-        self._file = AppendFile(self._jsonl)
-        self._table = AppendFile(self._csv)
+        jsonl = self.folder / "metrics.jsonl"
+        write_durably(jsonl, "".join(map(_line, rows)).encode(), fsync=False)
+        self._file = AppendFile(jsonl)
+        self._begin_table(rows)
+
+    def _begin_table(self, rows: list[dict[str, Any]]) -> None:
+        path = self.folder / "metrics.csv"
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        header = [_cells(dict(zip(columns, columns)), columns)] if rows else []
+        write_durably(path, "".join([*header, *(_cells(row, columns) for row in rows)]).encode(), fsync=False)
+        self._columns, self._table = columns, AppendFile(path)
 
     def log(self, row: Row, step: int) -> None:
         """Append a row to both files, whole: a kill or a full disk loses none that was written."""
         row = {"step": step, **row}
         self._file.append(_line(row))
-        new = [name for name in row if name not in self._columns]
-        if new:  # a table has one header: when evaluation adds its columns, it is written again
-            columns = self._columns + new
-            self._rewrite_csv(read_rows(self.folder), columns)
-            self._table.close()
-            self._table, self._columns = AppendFile(self._csv), columns
-            return
-        cells = io.StringIO()
-        csv.writer(cells, lineterminator="\n").writerow([row.get(name, "") for name in self._columns])
-        self._table.append(cells.getvalue())
+        if row.keys() <= set(self._columns):
+            self._table.append(_cells(row, self._columns))
+        else:  # a table has one header: when evaluation adds its columns, it is written again
+            before = self._table
+            self._begin_table(read_rows(self.folder))
+            before.close()
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
         self._table.close()
-
-    def _rewrite_csv(self, rows: list[dict[str, Any]], columns: list[str]) -> None:
-        lines = [",".join(columns)] if columns else []
-        lines += [",".join(str(row.get(name, "")) for name in columns) for row in rows]
-        _rewrite(self._csv, "".join(line + "\n" for line in lines))
 
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:
@@ -140,11 +127,13 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if numbers else None
 
 
-def _rewrite(path: Path, text: str) -> None:
-    write_durably(path, text.encode(), fsync=False)
+def _cells(row: dict[str, Any], columns: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow([row.get(name, "") for name in columns])
+    return text.getvalue()
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """TensorBoard event files in `<run>/tensorboard`."""
 
     def __init__(self, folder: str | Path, resumed_at_step: int | None = None) -> None:
@@ -163,7 +152,7 @@ class TensorBoardLogger:
         self._writer.close()
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """One Weights & Biases run: it lives in the trainer's process, workers know nothing of it."""
 
     def __init__(self, folder: str | Path | None, config: dict[str, Any], project: str, mode: Any, run_id: str | None) -> None:

@@ -7,20 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.networks.actor_critic import ActorCritic
 from envfleet.networks.features import Inputs
 
 EPSILON = 1e-8
 
 
 class RunningMoments:
-    """Mean and variance of a stream of batches, merged exactly (Chan's parallel formula), in float64.
-
-    Example:
-        >>> moments = RunningMoments(1)
-        >>> moments.update(np.array([[1.0], [3.0]]))
-        >>> float(moments.mean[0]), float(moments.var[0])
-        (2.0, 1.0)
-    """
+    """Mean and variance of a stream of batches, merged exactly (Chan's parallel formula), in float64."""
 
     def __init__(self, size: int) -> None:
         self.count = 0.0
@@ -52,63 +46,50 @@ class RunningMoments:
         self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
 
 
-class ObservationNormaliser:
+class ObservationNormaliser(RunningMoments):
     """Shifts and scales the flat part of the inputs to mean 0, variance 1, and clips. Pictures pass untouched.
 
     The statistics change between segments only, so that an action is scored under the inputs it was chosen under.
-
-    Example:
-        >>> normalise = ObservationNormaliser(2)
-        >>> normalise.update({"vector": np.array([[0.0, 5.0], [2.0, 5.0]])})
-        >>> normalise({"vector": np.array([[2.0, 5.0]], np.float32)})["vector"].round(3).tolist()
-        [[1.0, 0.0]]
     """
 
     def __init__(self, size: int, clip: float = 10.0) -> None:
-        self.moments = RunningMoments(size)
+        super().__init__(size)
         self.clip = np.float32(clip)
         self._refresh()
 
+    @classmethod
+    def of(cls, net: ActorCritic, wanted: bool) -> ObservationNormaliser | None:
+        """The normaliser of a network's inputs, if one is wanted and there is a flat part."""
+        return cls(net.features.vector_size) if wanted and net.features.vector_size else None
+
     def __call__(self, inputs: Inputs) -> Inputs:
         """Normalise inputs with any leading axes."""
-        if "vector" not in inputs or not self.moments.count:
+        if "vector" not in inputs or not self.count:
             return inputs
         scaled = (inputs["vector"] - self._shift) * self._scale
         return {**inputs, "vector": np.clip(scaled, -self.clip, self.clip)}
 
-    def update(self, inputs: Inputs) -> None:
+    def take(self, inputs: Inputs) -> None:
         """Take in the observations of a segment."""
         if "vector" in inputs:
-            vector = inputs["vector"]
-            self.moments.update(vector.reshape(-1, vector.shape[-1]))
+            self.update(inputs["vector"].reshape(-1, self.mean.size))
             self._refresh()
 
     def _refresh(self) -> None:
-        self._shift = self.moments.mean.astype(np.float32)
-        self._scale = (1.0 / np.sqrt(self.moments.var + EPSILON)).astype(np.float32)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores."""
-        return self.moments.state()
+        self._shift = self.mean.astype(np.float32)
+        self._scale = (1.0 / np.sqrt(self.var + EPSILON)).astype(np.float32)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint stored."""
-        self.moments.load(state)
+        super().load(state)
         self._refresh()
 
 
-class RewardNormaliser:
-    """Divides rewards by the running standard deviation of the discounted return, so that values stay near one.
-
-    Example:
-        >>> normalise = RewardNormaliser(num_slots=1, gamma=0.9)
-        >>> rewards = np.ones((4, 1)) * 100
-        >>> bool(normalise(rewards, np.zeros((4, 1), bool)).max() < 10)
-        True
-    """
+class RewardNormaliser(RunningMoments):
+    """Divides rewards by the running standard deviation of the discounted return, so that values stay near one."""
 
     def __init__(self, num_slots: int, gamma: float, clip: float = 10.0) -> None:
-        self.moments = RunningMoments(1)
+        super().__init__(1)
         self.gamma, self.clip = gamma, clip
         self.running = np.zeros(num_slots)  # discounted return so far, per slot
 
@@ -122,16 +103,16 @@ class RewardNormaliser:
             returns[t] = running
             running = np.where(ended[t], 0.0, running)
             self.running = running if filled is None else np.where(filled[t], running, self.running)
-        self.moments.update((returns if filled is None else returns[filled]).reshape(-1, 1))
-        scaled = reward / np.sqrt(self.moments.var[0] + EPSILON)
+        self.update((returns if filled is None else returns[filled]).reshape(-1, 1))
+        scaled = reward / np.sqrt(self.var[0] + EPSILON)
         clipped: NDArray[np.float64] = np.clip(scaled, -self.clip, self.clip)
         return clipped
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        return {**self.moments.state(), "running": self.running.copy()}
+        return {**super().state(), "running": self.running.copy()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint stored."""
-        self.moments.load(state)
+        super().load(state)
         self.running = np.array(state["running"])

@@ -13,29 +13,13 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What the schedules say for this update."""
+    """How the parts of the objective count in one update, as the schedules have it (`PPOConfig.coefficients`)."""
 
     learning_rate: float
     clip: float
     entropy: float
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What stays the same over a run; `PPOConfig.update()` builds one from its own fields."""
-
-    num_epochs: int = 4
-    num_minibatches: int = 4
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    value_coef: float = 0.5
+    value: float = 0.5
     value_clip: float | None = None
-    max_grad_norm: float = 0.5
-    target_kl: float | None = None
-    normalize_advantage: bool = True
-    sequence_length: int | None = None
-    adam_eps: float = 1e-5
-    on_nan: str = "stop"
 
 
 @torch.no_grad()
@@ -47,7 +31,6 @@ def ppo_gradients(
     advantage: torch.Tensor,
     weight: torch.Tensor | None,
     now: Coefficients,
-    settings: UpdateSettings,
 ) -> tuple[list[torch.Tensor], Callable[[], dict[str, float]]]:
     """Return the gradients of the clipped objective by log-probability, value and (with a bonus) entropy, and a function for its parts.
 
@@ -59,17 +42,17 @@ def ppo_gradients(
     ratio = log_ratio.exp()
     plain, clipped = ratio * advantage, ratio.clamp(1.0 - now.clip, 1.0 + now.clip) * advantage
     gap = value - batch["target"]
-    if settings.value_clip is not None:
+    if now.value_clip is not None:
         moved = value - batch["value"]
-        near = batch["value"] + moved.clamp(-settings.value_clip, settings.value_clip) - batch["target"]
+        near = batch["value"] + moved.clamp(-now.value_clip, now.value_clip) - batch["target"]
         # Where the clipped error is the larger one, it counts; it does not change with a value outside the range.
         error = torch.maximum(gap.square(), near.square())
-        gap = torch.where(near.square() > gap.square(), near * (moved.abs() <= settings.value_clip), gap)
+        gap = torch.where(near.square() > gap.square(), near * (moved.abs() <= now.value_clip), gap)
     else:
         error = gap.square()
     share: Any = 1.0 / gap.numel() if weight is None else weight / weight.sum().clamp(min=1.0)
     by_log_prob = torch.where(plain > clipped, 0.0, plain) * -share  # in this order NaN stays NaN
-    gradients = [by_log_prob, gap * (settings.value_coef * share)]
+    gradients = [by_log_prob, gap * (now.value * share)]
     if now.entropy:
         gradients.append(torch.ones_like(entropy) * (-now.entropy * share))
 
@@ -92,13 +75,6 @@ class FlatAdam:
     Its five operations take less code than carrying the state of `torch.optim.Adam` in and out of checkpoints, and that
     class makes a whole update slower: by 7 to 13 % with 8 environments and a 64 x 64 network, by 3 to 5 % with 64
     (`fused=True`, the fastest of its three ways).
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.zeros(1))
-        >>> weight.grad = torch.ones(1)
-        >>> FlatAdam(weight, eps=1e-8).step(0.1)
-        >>> round(weight.item(), 3)
-        -0.1
     """
 
     def __init__(self, flat: torch.nn.Parameter, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:

@@ -6,109 +6,41 @@ from typing import Any
 
 from envfleet.errors import BadArgument
 
-#: What PPO papers agree on for continuous control: long rollouts, normalised inputs, no entropy bonus.
-_MUJOCO: dict[str, Any] = {
-    "num_steps": 256,
-    "num_epochs": 10,
-    "num_minibatches": 32,
-    "learning_rate": 3e-4,
-    "normalize_obs": True,
-    "normalize_reward": True,
-}
-
+# fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
-    "cartpole": {
-        "num_steps": 32,
-        "num_epochs": 10,
-        "num_minibatches": 2,
-        "learning_rate": 1e-3,
-        "clip_schedule": "linear",
-        "gamma": 0.98,
-        "gae_lambda": 0.8,
-    },
-    "cartpole-memory": {
-        "num_steps": 64,
-        "num_epochs": 10,
-        "num_minibatches": 2,
-        "learning_rate": 2e-3,
-        "clip_schedule": "linear",
-        "gamma": 0.98,
-        "gae_lambda": 0.9,
-        "arch": "memory",
-        "normalize_obs": True,
-    },
-    "acrobot": {
-        "num_steps": 128,
-        "num_epochs": 4,
-        "gae_lambda": 0.94,
-        "learning_rate": 1e-3,
-        "entropy": 0.01,
-        "normalize_obs": True,
-    },
-    "lunarlander": {
-        "num_steps": 512,
-        "num_epochs": 8,
-        "num_minibatches": 32,
-        "learning_rate": 5e-4,
-        "gamma": 0.995,
-        "gae_lambda": 0.98,
-        "entropy": 0.01,
-    },
+    "cartpole": {"num_steps": 32, "num_epochs": 10, "num_minibatches": 2, "learning_rate": 1e-3, "clip_schedule": "linear",
+                 "gamma": 0.98, "gae_lambda": 0.8},
+    "cartpole-memory": {"num_steps": 64, "num_epochs": 10, "num_minibatches": 2, "learning_rate": 2e-3, "clip_schedule": "linear",
+                        "gamma": 0.98, "gae_lambda": 0.9, "arch": "memory", "normalize_obs": True},
+    "acrobot": {"num_steps": 128, "num_epochs": 4, "learning_rate": 1e-3, "gae_lambda": 0.94, "entropy": 0.01, "normalize_obs": True},
+    "lunarlander": {"num_steps": 512, "num_epochs": 8, "num_minibatches": 32, "learning_rate": 5e-4,
+                    "gamma": 0.995, "gae_lambda": 0.98, "entropy": 0.01},
     "mountaincar": {"num_steps": 16, "gae_lambda": 0.98, "normalize_obs": True, "normalize_reward": True},
     "pendulum": {"num_steps": 256, "num_epochs": 10, "num_minibatches": 8, "learning_rate": 1e-3, "gamma": 0.9},
-    "mujoco": _MUJOCO,
+    # What PPO papers agree on for continuous control: long rollouts, normalised inputs, no entropy bonus.
+    "mujoco": {"num_steps": 256, "num_epochs": 10, "num_minibatches": 32, "learning_rate": 3e-4,
+               "normalize_obs": True, "normalize_reward": True},
     "atari": {"clip": 0.1, "clip_schedule": "linear", "entropy": 0.01},
-    "tmaze": {
-        "num_steps": 66,
-        "num_epochs": 4,
-        "num_minibatches": 2,
-        "learning_rate": 1.5e-3,
-        "entropy": 0.05,
-        "entropy_final": 0.0,
-        "gamma": 0.98,
-        "gae_lambda": 0.98,  # the cue pays ten steps later
-    },
-    "tictactoe": {
-        "num_steps": 64,
-        "num_epochs": 8,
-        "num_minibatches": 8,
-        "learning_rate": 2e-3,
-        "entropy": 0.1,
-        "entropy_final": 0.01,
-        "gamma": 1.0,
-        "gae_lambda": 0.8,
-        "hidden": (128, 128),
-        "activation": "relu",
-    },
+    # The cue pays ten steps later: a long lambda.
+    "tmaze": {"num_steps": 66, "num_epochs": 4, "num_minibatches": 2, "learning_rate": 1.5e-3, "gamma": 0.98, "gae_lambda": 0.98,
+              "entropy": 0.05, "entropy_final": 0.0},
+    "tictactoe": {"num_steps": 64, "num_epochs": 8, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 1.0, "gae_lambda": 0.8,
+                  "entropy": 0.1, "entropy_final": 0.01, "hidden": (128, 128), "activation": "relu"},
     "gridworld": {"num_steps": 128, "learning_rate": 1e-3, "entropy": 0.01, "gamma": 0.95},
-    "spread": {
-        "num_steps": 100,
-        "num_epochs": 8,
-        "learning_rate": 1e-3,
-        "entropy": 0.01,
-        "gamma": 0.95,
-        "normalize_reward": True,
-    },
+    "spread": {"num_steps": 100, "num_epochs": 8, "learning_rate": 1e-3, "entropy": 0.01, "gamma": 0.95, "normalize_reward": True},
     "catch": {"num_steps": 64, "learning_rate": 2.5e-3, "entropy": 0.01, "gamma": 0.95},
 }
+# fmt: on
 
-_BY_NAME = (
-    ("cartpole-novel", "cartpole-memory"),
-    ("cartpole", "cartpole"),
-    ("acrobot", "acrobot"),
-    ("lunarlander", "lunarlander"),
-    ("mountaincar", "mountaincar"),
-    ("pendulum", "pendulum"),
-    ("tmaze", "tmaze"),
-    ("catch", "catch"),
-    ("tictactoe", "tictactoe"),
-    ("gridworld", "gridworld"),
-    ("simple-spread", "spread"),
-    ("simple_spread", "spread"),
-    ("noframeskip", "atari"),
-    ("ale/", "atari"),
-    *((name, "mujoco") for name in ("halfcheetah", "hopper", "walker2d", "ant-", "humanoid", "swimmer", "reacher")),
-)
+#: What a name contains → its preset; the first that fits.
+_BY_NAME = {
+    "cartpole-novel": "cartpole-memory",
+    **{name: name for name in ("cartpole", "acrobot", "lunarlander", "mountaincar", "pendulum")},
+    **{name: name for name in ("tmaze", "catch", "tictactoe", "gridworld")},
+    **dict.fromkeys(("simple-spread", "simple_spread"), "spread"),
+    **dict.fromkeys(("noframeskip", "ale/"), "atari"),
+    **dict.fromkeys(("halfcheetah", "hopper", "walker2d", "ant-", "humanoid", "swimmer", "reacher"), "mujoco"),
+}
 
 
 def preset_for(env: Any, preset: str = "auto") -> dict[str, Any]:
@@ -127,4 +59,4 @@ def preset_for(env: Any, preset: str = "auto") -> dict[str, Any]:
             raise BadArgument(f"there is no preset {preset!r}: auto, none, {', '.join(sorted(PRESETS))}")
         return dict(PRESETS[preset])
     name = env.lower() if isinstance(env, str) else ""
-    return next((dict(PRESETS[found]) for part, found in _BY_NAME if part in name), {})
+    return next((dict(PRESETS[found]) for part, found in _BY_NAME.items() if part in name), {})

@@ -30,14 +30,7 @@ _CURVES = (
 
 
 def write_report(folder: str | Path, about: dict[str, Any]) -> Path:
-    """Write the report of a run folder from its metrics; `about` holds config, plan, faults, command and results.
-
-    Example:
-        >>> import tempfile
-        >>> path = write_report(tempfile.mkdtemp(), {"title": "CartPole-v1", "command": "envfleet train CartPole-v1"})
-        >>> "CartPole-v1" in path.read_text()
-        True
-    """
+    """Write the report of a run folder from its metrics; `about` holds config, plan, faults, command and results."""
     folder = Path(folder)
     rows = read_rows(folder)
     parts = [f"<h1>{_text(about.get('title', 'Training run'))}</h1>", _summary(rows, about)]

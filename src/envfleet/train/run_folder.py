@@ -28,38 +28,6 @@ from envfleet.util.trees import tree_map
 if TYPE_CHECKING:
     from envfleet.train.trainer import PPOTrainer
 
-LOCK_FILE = "trainer.lock"
-
-#: Settings a resumed run may change: they do not touch what is learned from the stored state.
-MAY_CHANGE = frozenset(
-    [
-        "backend",
-        "num_workers",
-        "start_method",
-        "on_fault",
-        "total_steps",
-        "num_episodes",
-        "device",
-        "num_threads",
-        "on_nan",
-        "out",
-        "resume",
-        "restore",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "eval_every",
-        "eval_episodes",
-        "tensorboard",
-        "wandb",
-        "wandb_project",
-        "wandb_mode",
-        "video_every",
-        "report",
-        "preset",
-        "columns",
-    ]
-)
-
 
 class RunFolder:
     """What a run writes. `open` decides between a new run and a resumed one."""
@@ -71,7 +39,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(self.path, config.keep_checkpoints)
         self.loggers: list[Logger] = []
         self.videos = VideoMaker(self.path / "videos")
-        self._wandb_id: str | None = None
+        self.wandb_id: str | None = None  # stored in checkpoints, so that a resumed run is the same one
         self._filming: list[Any] | None = None
         self._lock: FolderLock | None = None
 
@@ -79,7 +47,7 @@ class RunFolder:
         """Make the folder ready and hold it; return the checkpoint to go on from, if there is one and it is wanted."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(self.path / LOCK_FILE, "training in")
+            self._lock = FolderLock(self.path / "trainer.lock", "training in")
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise WriteFailed(self.path, error, self._safe()) from error
@@ -91,9 +59,8 @@ class RunFolder:
             raise
 
     def _stored(self) -> dict[str, Any] | None:
-        occupied = self.checkpoints.paths() or (self.path / "config.json").exists()
         if not self.config.resume:
-            if occupied:
+            if self.checkpoints.paths() or (self.path / "config.json").exists():
                 raise RunExists(self.path)
             return None
         for folder in (self.path, self.checkpoints.folder):
@@ -122,29 +89,26 @@ class RunFolder:
 
     def _refuse_other_run(self, before: dict[str, Any]) -> None:
         now = self.config.to_dict()
-        changed = [name for name in FIELDS if name not in MAY_CHANGE and before.get(name, now[name]) != now[name]]
+        fixed = [name for name, spec in FIELDS.items() if not spec.metadata["may_change"]]
+        changed = [name for name in fixed if before.get(name, now[name]) != now[name]]
         if changed:
             changes = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
             raise CheckpointError(f"{self.path} holds another run: {changes}. Resume with the same settings")
 
     def start(self, update: int, num_steps: int, stored: dict[str, Any] | None) -> None:
         """Open the logs, cut back to the checkpoint."""
+        config, resumed = self.config, stored is not None
         with self.writing():
-            self._start(update, num_steps, stored)
-
-    def _start(self, update: int, num_steps: int, stored: dict[str, Any] | None) -> None:
-        config = self.config
-        resumed = stored is not None
-        about = json.dumps(config.to_dict(), indent=1, default=str)
-        write_durably(self.path / "config.json", about.encode())
-        self.loggers.append(TableLogger(self.path, update if resumed else None))
-        if config.tensorboard:
-            self.loggers.append(TensorBoardLogger(self.path, num_steps + 1 if resumed else None))
-        if config.wandb:
-            run_id = (stored or {}).get("run", {}).get("wandb_id") if resumed else None
-            logger = WandbLogger(self.path, config.to_dict(), config.wandb_project, config.wandb_mode, run_id)
-            self._wandb_id = logger.run_id
-            self.loggers.append(logger)
+            about = json.dumps(config.to_dict(), indent=1, default=str)
+            write_durably(self.path / "config.json", about.encode())
+            self.loggers.append(TableLogger(self.path, update if resumed else None))
+            if config.tensorboard:
+                self.loggers.append(TensorBoardLogger(self.path, num_steps + 1 if resumed else None))
+            if config.wandb:
+                run_id = ((stored or {}).get("run") or {}).get("wandb_id")
+                logger = WandbLogger(self.path, config.to_dict(), config.wandb_project, config.wandb_mode, run_id)
+                self.wandb_id = logger.run_id
+                self.loggers.append(logger)
 
     def log(self, row: dict[str, float], step: int) -> None:
         """Hand a row to every logger."""
@@ -155,52 +119,43 @@ class RunFolder:
     def save(self, update: int, state: dict[str, Any], best: bool) -> Path:
         """Write a checkpoint."""
         with self.writing():
-            return self.checkpoints.save(update, state, best)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores of the folder."""
-        return {"wandb_id": self._wandb_id}
+            return self.checkpoints.save(update, {**state, "run": {"wandb_id": self.wandb_id}}, best)
 
     # -- video -----------------------------------------------------------------------------------------------------
 
     def film(self, trainer: PPOTrainer, segment: Segment) -> None:
         """When a video is due, keep the actions of slot 0's next whole episode and have it filmed at its end."""
-        every = self.config.video_every
-        if not every:
-            return
-        if trainer.counters.update % every == 0 and self._filming is None:
+        every, update = self.config.video_every, trainer.counters.update
+        if every and update % every == 0 and self._filming is None:
             self._filming = []  # wait for an episode to begin
         if self._filming is None:
             return
         ended = segment.ended[:, 0]
         for t in range(segment.num_steps):
             if segment.step[t, 0] == 0:
-                self._filming = [int(segment.episode[t, 0]), []]
-            if not self._filming:
-                continue
-            self._filming[1].append(tree_map(lambda leaf, t=t: leaf[t, 0], segment.action))
-            if ended[t]:
-                if segment.scored[t, 0]:
-                    self._send_to_film(trainer, segment, t)
-                    self._filming = None
-                    return
                 self._filming = []
+            elif not self._filming:
+                continue
+            self._filming.append(tree_map(lambda leaf, t=t: leaf[t, 0], segment.action))
+            if ended[t] and not segment.scored[t, 0]:
+                self._filming = []  # a fault: wait for the next
+            elif ended[t]:
+                actions, self._filming = self._filming, None
+                self.videos.make(self._episode(trainer, segment, t, actions))
+                return
 
-    def _send_to_film(self, trainer: PPOTrainer, segment: Segment, t: int) -> None:
-        assert self._filming
-        episode, actions = self._filming
+    def _episode(self, trainer: PPOTrainer, segment: Segment, t: int, actions: list[Any]) -> Film:
+        """The episode of slot 0 that ended at step t."""
         index = int(np.flatnonzero((segment.end_index == (t, 0)).all(axis=1))[0])
         task = int(segment.task[t, 0])
-        self.videos.make(
-            Film(
-                env=trainer.envs[0],
-                env_kwargs=self.config.env_kwargs,
-                seed=episode_seed(self.config.seed, "segment", 0, episode),
-                task=trainer.fleet.task_value(task) if task >= 0 else None,
-                actions=actions,
-                episode_return=float(segment.end_return[index]),
-                path=str(self.path / "videos" / f"update_{trainer.counters.update:06d}.mp4"),
-            )
+        return Film(
+            env=trainer.envs[0],
+            env_kwargs=self.config.env_kwargs,
+            seed=episode_seed(self.config.seed, "segment", 0, int(segment.episode[t, 0])),
+            task=trainer.fleet.task_value(task) if task >= 0 else None,
+            actions=actions,
+            episode_return=float(segment.end_return[index]),
+            path=str(self.videos.folder / f"update_{trainer.counters.update:06d}.mp4"),
         )
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -215,13 +170,8 @@ class RunFolder:
         counters = trainer.counters
         steps = max(counters.num_steps, 1)
         self.videos.close()
-        versions = {
-            "envfleet": envfleet.__version__,
-            "python": sys.version.split()[0],
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "gymnasium": gymnasium.__version__,
-        }
+        versions = {"envfleet": envfleet.__version__, "python": sys.version.split()[0]}
+        versions |= {module.__name__: module.__version__ for module in (torch, np, gymnasium)}
         about = {
             "title": f"PPO on {self.config.env_name}",
             "plan": str(trainer.fleet.plan),
@@ -240,7 +190,7 @@ class RunFolder:
             return write_report(self.path, about)
 
     def close(self) -> None:
-        """Close logs, wait for videos, let go of the folder."""
+        """Close logs, wait for videos, release the folder."""
         self.videos.close()
         loggers, self.loggers = self.loggers, []
         try:
@@ -253,7 +203,7 @@ class RunFolder:
 
 
 def command_for(config: PPOConfig) -> str:
-    """Return the command that repeats a run with these settings, whatever the presets say by then.
+    """Return the command that repeats a run with these settings, even if presets change.
 
     Example:
         >>> command_for(PPOConfig(env="CartPole-v1", num_envs=8)).split(" --")[:2]
@@ -261,12 +211,9 @@ def command_for(config: PPOConfig) -> str:
     """
     parts = [f"envfleet train {config.env_name}", "--preset none"]
     for name, spec in FIELDS.items():
-        value = getattr(config, name)
+        value, flag = getattr(config, name), name.replace("_", "-")
         if name in ("env", "preset", "resume", "columns") or value == spec.default or value == {}:
             continue
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            parts.append(f"--{'' if value else 'no-'}{flag}")
-        else:
-            parts.append(f"--{flag} {as_text(value)}")
+        no = "no-" if value is False else ""
+        parts.append(f"--{no}{flag}" if isinstance(value, bool) else f"--{flag} {as_text(value)}")
     return " ".join(parts)

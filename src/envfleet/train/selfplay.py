@@ -21,24 +21,15 @@ START = 1000.0  # the rating before the first game
 STEP = 16.0  # the most a rating moves by one game
 
 
-def expected_score(ours: float, theirs: float) -> float:
-    """Points per game (win 1, draw 1/2) that Elo expects of a player rated `ours` against one rated `theirs`.
-
-    Example:
-        >>> round(expected_score(1200, 1000), 2)
-        0.76
-    """
-    return float(1.0 / (1.0 + 10.0 ** ((theirs - ours) / 400.0)))
-
-
 def rate(ours: float, theirs: float, score: float) -> tuple[float, float]:
-    """Both ratings after a game in which `ours` scored 1, 1/2 or 0.
+    """Both ratings after a game in which `ours` scored 1, 1/2 or 0; Elo expects 0.76 of a lead of 200 points.
 
     Example:
         >>> rate(1000.0, 1000.0, 1.0)
         (1008.0, 992.0)
     """
-    move = STEP * (score - expected_score(ours, theirs))
+    expected = float(1.0 / (1.0 + 10.0 ** ((theirs - ours) / 400.0)))
+    move = STEP * (score - expected)
     return ours + move, theirs - move
 
 
@@ -144,19 +135,16 @@ class Pool:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        names = ("number", "update", "rating", "games", "states")
-        entries = []
-        for entry in self.entries:
-            stored = {name: getattr(entry, name) for name in names}
-            stored["memory"] = {name: player.state.copy() for name, player in entry.players.items()}
-            entries.append(stored)
+        numbers = {name: getattr(self, name) for name in ("rating", "games", "next_number")}
         return {
-            "rating": self.rating,
-            "games": self.games,
-            "next_number": self.next_number,
+            **numbers,
             "seated": self.playing.copy(),
             "rng": self.rng.bit_generator.state,
-            "entries": entries,
+            "entries": [
+                {name: getattr(entry, name) for name in ("number", "update", "rating", "games", "states")}
+                | {"memory": {name: player.state.copy() for name, player in entry.players.items()}}
+                for entry in self.entries
+            ],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -166,9 +154,7 @@ class Pool:
         self.rng.bit_generator.state = state["rng"]
         self.entries = []
         for stored in state["entries"]:
-            memory = stored["memory"]
-            values = {name: value for name, value in stored.items() if name != "memory"}
-            entry = Past(**values)
+            entry = Past(**{name: value for name, value in stored.items() if name != "memory"})
             self.entries.append(entry)
-            for name, rows in memory.items():
+            for name, rows in stored["memory"].items():
                 self.player(entry.number, name).state = np.array(rows)

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.errors import BadArgument
-from envfleet.train.config import FIELDS, SECTIONS, PPOConfig, default_of, field_name
+from envfleet.train.config import FIELDS, SECTIONS, TYPES, default_of, field_name
 from envfleet.util.extras import from_extra
-
-_TYPES = typing.get_type_hints(PPOConfig)
 
 
 def parse(name: str, value: Any) -> Any:
@@ -65,10 +63,10 @@ def as_text(value: Any) -> str:
 
 def kinds_of(name: str) -> tuple[list[Any], bool]:
     """Return the types a setting may have, and whether it may be empty."""
-    hint = _TYPES[name]
+    hint = TYPES[name]
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     kinds = [typing.get_origin(part) or part for part in parts if part is not type(None)]
-    return [str if kind is Any else kind for kind in kinds], type(None) in parts
+    return [str if kind in (Any, typing.Literal) else kind for kind in kinds], type(None) in parts
 
 
 # What cannot be read as the type raises ValueError or TypeError.
@@ -161,7 +159,7 @@ def schema() -> str:
     for section in SECTIONS:
         lines.append(f"{section}:")
         for spec in FIELDS.values():
-            if spec.metadata["section"] == section and spec.metadata.get("cli") is not False:
+            if spec.metadata["section"] == section and spec.metadata["cli"]:
                 # JSON is YAML too.
                 lines.append(f"  {spec.name}: {json.dumps(default_of(spec))}  # {spec.metadata['help']}")
     return "\n".join(lines) + "\n"

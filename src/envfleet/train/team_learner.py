@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument
-from envfleet.multiagent.groups import groups_of
-from envfleet.multiagent.policy_map import Assignment, assign_policies
+from envfleet.multiagent.policy_map import SHARED, Assignment
 from envfleet.networks.network_policy import NotFinite, Policy
 from envfleet.networks.team import TeamPolicy
 from envfleet.rollout.segments.agent_segment import AgentSegment
 from envfleet.rollout.segments.segment import Segment
-from envfleet.train.build import assignments_of, build_net, normaliser_for, state_space_of, stored_policy
+from envfleet.train.build import assignments_of, build_net, one_env, state_space_of, stored_policy
 from envfleet.train.config import PPOConfig
-from envfleet.train.normalise import RewardNormaliser
 from envfleet.train.objective import Coefficients
 from envfleet.train.selfplay import Pool
 from envfleet.train.transitions import Transitions
@@ -32,21 +30,15 @@ def check_policies(config: PPOConfig, env: Any) -> None:
 
     Nothing is built for an environment of one agent, unless PettingZoo is in use or policies are asked for.
     """
-    asked = config.policies != "shared" or config.self_play or config.centralised_critic
+    asked = config.policies != SHARED or config.self_play or config.centralised_critic
     if not asked and (isinstance(env, str) or "pettingzoo" not in sys.modules):
         return
-    agents: list[str] = []
     if not isinstance(env, str):  # Gymnasium ids have one agent
-        built = env(**config.env_kwargs)
-        try:
-            agents = [str(agent) for agent in getattr(built, "possible_agents", ())]
-            if agents:
-                spaces = (built.observation_space, built.action_space)
-                listed = [[space(agent) for agent in built.possible_agents] for space in spaces]
-                assign_policies(config.policies, agents, groups_of(agents, *listed))
-        finally:
-            built.close()
-    if asked and not agents:
+        with one_env(env, config) as fleet:
+            if fleet.agents:
+                assignments_of(config, fleet)
+                return
+    if asked:
         raise BadArgument(
             f"{config.env_name} has one agent: policies, centralised_critic and self_play are for environments with many"
         )
@@ -58,16 +50,13 @@ class TrainedPolicy:
     def __init__(
         self, assigned: Assignment, config: PPOConfig, device: torch.device, state_space: Any, key: tuple[int, ...]
     ) -> None:
-        self.assigned, self.config, self.device, self.state_space = assigned, config, device, state_space
+        self.assigned, self.config, self.state_space = assigned, config, state_space
         self.net = build_net(assigned, config, device, state_space, key)
-        self.observations = normaliser_for(self.net, config)
         self.num_rows = config.num_envs * assigned.count
-        self.rewards = RewardNormaliser(self.num_rows, config.gamma) if config.normalize_reward else None
-        rng = stream(config.seed, "minibatches", *key)
-        self.learner = Learner(self.net, config.update(), self.num_rows, rng, self.observations, self.rewards)
+        self.learner = Learner(self.net, config, self.num_rows, stream(config.seed, "minibatches", *key))
+        self.observations, self.rewards = self.learner.observations, self.learner.rewards
         self.rng = stream(config.seed, "actions", *key)
-        skip_nan = config.on_nan == "skip"
-        self.policy = Policy(self.net, self.num_rows, self.rng, self.observations, skip_nan=skip_nan)
+        self.policy = Policy(self.net, self.num_rows, self.rng, self.observations, skip_nan=config.on_nan == "skip")
         # The sequences of many agents vary in length. They are rounded up, so that every minibatch gets a whole piece.
         pieces = -(-config.num_minibatches // self.num_rows)
         self.multiple = (config.sequence_length or pieces) if self.net.num_cores else 1
@@ -100,7 +89,7 @@ class TrainedPolicy:
         if self.rewards is not None:
             self.rewards.load(state["rewards"])
         self.policy.state = np.array(state["memory"]["actor"])
-        self.learner.state = state["memory"]["learner"].to(self.device)
+        self.learner.state = state["memory"]["learner"].to(self.net.device)
         self.rng.bit_generator.state = state["rng"]["actions"]
         self.learner.rng.bit_generator.state = state["rng"]["minibatches"]
 

@@ -1,17 +1,17 @@
-"""What a run shows while it runs: a live table in a terminal, plain lines elsewhere, nothing when told to be quiet."""
+"""What a run shows while it runs: a live table in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from envfleet.util.extras import from_extra
 from envfleet.util.text import number
 
 
-class View(Protocol):
-    """Shows the state of a run."""
+class View:
+    """Shows the state of a run. This one shows nothing."""
 
     def show(self, status: dict[str, Any]) -> None:
         """Take the numbers of an update."""
@@ -20,24 +20,8 @@ class View(Protocol):
         """Stop showing."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def show(self, status: dict[str, Any]) -> None:
-        """Ignore the numbers."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class Lines:
-    """A line every few seconds, for logs and pipes.
-
-    Example:
-        >>> lines = Lines(sys.stdout, every_s=0.0)
-        >>> lines.show({"step": 1024, "total_steps": 4096, "return": 21.5, "length": 21.5, "sps": 9000.0})
-        step 1,024/4,096  return 21.5  length 21.5  episodes 0  9,000 steps/s
-    """
+class Lines(View):
+    """A line every few seconds, for logs and pipes."""
 
     def __init__(self, out: TextIO | None = None, every_s: float = 5.0) -> None:
         self._out = out or sys.stdout
@@ -68,7 +52,7 @@ class Lines:
             self._print(self._status)
 
 
-class Live:
+class Live(View):
     """A table that is redrawn in place (rich)."""
 
     def __init__(self) -> None:
@@ -121,5 +105,5 @@ def table(s: dict[str, Any]) -> Any:
 def choose_view(quiet: bool = False) -> View:
     """Live in a terminal, lines otherwise."""
     if quiet:
-        return Silent()
+        return View()
     return Live() if sys.stdout.isatty() else Lines()

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from envfleet.core.fleet import Fleet
+from envfleet.core.construct import make
 from envfleet.errors import BadArgument, FleetError, TrainingStopped, WriteFailed
 from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.segment import Segment
-from envfleet.slots.factories import resolve
+from envfleet.slots.factories import env_name, resolve
 from envfleet.train.build import choose_device, env_list
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.run_folder import RunFolder
 from envfleet.train.team_learner import TeamLearner, check_policies
-from envfleet.train.terminal import Silent, View
+from envfleet.train.terminal import View
 from envfleet.util.text import Hint
 
 RECENT = 100  # episodes that the shown return and length are the mean of
@@ -36,16 +36,8 @@ class OldNames:
 
     num_episodes: int
     steps_per_s: float
-
-    @property
-    def n_completed_episodes(self) -> int:
-        """Alias of `num_episodes`."""
-        return self.num_episodes
-
-    @property
-    def sps(self) -> float:
-        """Alias of `steps_per_s`."""
-        return self.steps_per_s
+    n_completed_episodes = property(lambda self: self.num_episodes)
+    sps = property(lambda self: self.steps_per_s)
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,7 @@ class PPOTrainer:
 
     def __init__(self, config: PPOConfig, *, view: View | None = None, tasks: Any = None) -> None:
         self.config = config
-        self.view = view or Silent()
+        self.view = view or View()
         self.tasks = tasks
         self.counters = Counters()
         self.device = choose_device(config.device)
@@ -142,7 +134,6 @@ class PPOTrainer:
         self._limits = threadpool_limits(config.num_threads)
         try:
             check_policies(config, self.envs[0])
-            self.fleet = self._make_fleet()
             self._build()
             if stored is not None:
                 self._load(stored)
@@ -152,53 +143,37 @@ class PPOTrainer:
             self.close()
             raise
 
-    def _make_fleet(self) -> Fleet:
-        import envfleet as ef
-
+    def _build(self) -> None:
         config = self.config
-        backend = config.backend
-        if config.start_method is not None and backend == "auto":
-            backend = "shm"
-        # The slots take the environments in turn.
         factories = [resolve(env, config.env_kwargs) for env in self.envs]
-        return ef.make(
-            [factories[slot % len(factories)] for slot in range(config.num_envs)],
-            backend=backend,
+        self.fleet = make(
+            [factories[slot % len(factories)] for slot in range(config.num_envs)],  # the slots take the environments in turn
+            backend="shm" if config.start_method is not None and config.backend == "auto" else config.backend,
             num_workers=config.num_workers,
             start_method=config.start_method,
             on_fault=config.on_fault,
             columns=config.columns or None,
             with_state=config.centralised_critic,
         )
-
-    def _build(self) -> None:
-        config, fleet = self.config, self.fleet
-        self.learner = TeamLearner(config, fleet, self.device)
+        self.learner = TeamLearner(config, self.fleet, self.device)
         self.policy = self.learner.policy
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
-        self.collector = Collector(fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
+        self.collector = Collector(self.fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
         self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def train_episode_vectorized(self) -> UpdateResult:
         """Collect one segment from all environments and learn from it."""
-        counters = self.counters
         self._began = self.collector.segment_state(running=False)
         begin = time.perf_counter()
         try:
             segment = self.collector.segment(self.config.num_steps)
             middle = time.perf_counter()
-            losses = self.learner.learn(segment, self.config.coefficients(counters.update))
+            losses = self.learner.learn(segment, self.config.coefficients(self.counters.update))
         except Exception as error:
             raise self._explained(error) from error
-        end = time.perf_counter()
-        counters.update += 1
-        counters.num_steps += segment.num_scored
-        counters.wall_s += end - begin
-        counters.collect_s += middle - begin
-        counters.learn_s += end - middle
-        result = self._result(segment, losses, middle - begin, end - middle)
+        result = self._result(segment, losses, middle - begin, time.perf_counter() - middle)
         self._record(segment, result)
         return result
 
@@ -228,16 +203,20 @@ class PPOTrainer:
         self._stop = True
 
     def _result(self, segment: Segment, losses: dict[str, float], collect_s: float, learn_s: float) -> UpdateResult:
+        counters, steps = self.counters, segment.num_scored
         t, b = segment.end_index[:, 0], segment.end_index[:, 1]
         real = segment.scored[t, b]  # the return of an episode that a fault cut short means nothing
         returns, lengths = segment.end_return[real].tolist(), segment.end_length[real].tolist()
-        self.counters.num_episodes += len(returns)
-        self.counters.returns.extend(returns)
-        self.counters.lengths.extend(lengths)
-        rate = segment.num_scored / max(collect_s + learn_s, 1e-9)
-        return UpdateResult(
-            self.counters.update, self.counters.num_steps, len(returns), returns, lengths, losses, rate, collect_s, learn_s
-        )
+        counters.update += 1
+        counters.num_steps += steps
+        counters.num_episodes += len(returns)
+        counters.wall_s += collect_s + learn_s
+        counters.collect_s += collect_s
+        counters.learn_s += learn_s
+        counters.returns.extend(returns)
+        counters.lengths.extend(lengths)
+        rate = steps / max(collect_s + learn_s, 1e-9)
+        return UpdateResult(counters.update, counters.num_steps, len(returns), returns, lengths, losses, rate, collect_s, learn_s)
 
     def _record(self, segment: Segment, result: UpdateResult) -> None:
         """Numbers of the update to the view and the logs; evaluation and video when they are due."""
@@ -259,42 +238,30 @@ class PPOTrainer:
         if self.folder:
             self.folder.log(row, counters.num_steps)
             self.folder.film(self, segment)
-        self.view.show(
-            {
-                **row,
-                "step": self._shown_steps(),
-                "total_steps": config.total_steps,
-                "n_envs": config.num_envs,
-                "plan": str(self.fleet.plan).split(":")[0],
-                "env": config.env_name,
-                "collect_share": result.collect_s / max(result.collect_s + result.learn_s, 1e-9),
-                "sps": counters.num_steps / max(counters.wall_s, 1e-9),
-            }
-        )
-
-    def _shown_steps(self) -> int:
-        if self.config.num_episodes is None:
-            return self.counters.num_steps
-        done = min(self.counters.num_episodes / max(self.config.num_episodes, 1), 1.0)
-        return int(done * self.config.total_steps)
+        step = counters.num_steps
+        if config.num_episodes is not None:  # episodes are what ends the run: show how many of them are done
+            step = int(min(counters.num_episodes / max(config.num_episodes, 1), 1.0) * config.total_steps)
+        about = {
+            "step": step,
+            "total_steps": config.total_steps,
+            "n_envs": config.num_envs,
+            "plan": str(self.fleet.plan).split(":")[0],
+            "env": config.env_name,
+            "collect_share": result.collect_s / max(result.collect_s + result.learn_s, 1e-9),
+            "sps": counters.num_steps / max(counters.wall_s, 1e-9),
+        }
+        self.view.show({**row, **about})
 
     def _returns_by_env(self, segment: Segment) -> dict[str, float]:
         """Mean return of the episodes that ended in this segment, per environment or task."""
+        given = self.config.env.split(",") if isinstance(self.config.env, str) else self.envs
+        names = [env.strip() if isinstance(env, str) else env_name(env) for env in given]
         groups: dict[str, list[float]] = defaultdict(list)
         for (t, b), total in zip(segment.end_index.tolist(), segment.end_return.tolist()):
             if segment.scored[t, b]:
                 task = int(segment.task[t, b])
-                name = str(self.fleet.task_value(task)) if task >= 0 else self.env_name(b)
-                groups[name].append(total)
+                groups[str(self.fleet.task_value(task)) if task >= 0 else names[b % len(names)]].append(total)
         return {f"return/{name}": float(np.mean(totals)) for name, totals in sorted(groups.items())}
-
-    def env_name(self, slot: int) -> str:
-        """Name of the environment in a slot."""
-        env = self.envs[slot % len(self.envs)]
-        if not isinstance(self.config.env, str):
-            return env if isinstance(env, str) else str(getattr(env, "__name__", type(env).__name__))
-        names = [name.strip() for name in self.config.env.split(",")]
-        return names[slot % len(names)]
 
     # -- evaluation, checkpoints, the end --------------------------------------------------------------------------
 
@@ -331,17 +298,14 @@ class PPOTrainer:
 
     def state(self, running: bool = True) -> dict[str, Any]:
         """Return everything a run consists of, as plain values, arrays and tensors."""
-        state: dict[str, Any] = {
+        return {
             "config": self.config.to_dict(),
             "update": self.counters.update,
             "counters": self.counters.state(),
             "running": self.collector.segment_state() if running else self._began,
             "team": self.learner.state(),
+            "tasks": self.tasks.state_dict() if hasattr(self.tasks, "state_dict") else None,
         }
-        save_tasks = getattr(self.tasks, "state_dict", None)
-        state["tasks"] = save_tasks() if save_tasks else None
-        state["run"] = self.folder.state() if self.folder else None
-        return state
 
     def _load(self, state: dict[str, Any]) -> None:
         self.counters.load(state["counters"])
@@ -373,9 +337,7 @@ class PPOTrainer:
 
     def _finish(self) -> TrainResult:
         counters = self.counters
-        report = None
-        if self.folder:
-            report = self.folder.finish(self) if self.config.report else None
+        report = self.folder.finish(self) if self.folder and self.config.report else None
         return TrainResult(
             num_steps=counters.num_steps,
             num_updates=counters.update,

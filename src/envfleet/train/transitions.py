@@ -41,23 +41,7 @@ class Numbers:
 
 
 class Transitions:
-    """Cuts segments into sequences, and holds what is still open from one segment to the next.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> import gymnasium as gym
-        >>> from envfleet.multiagent.policy_map import assign_policies
-        >>> spaces = dict(observation_space=gym.spaces.Box(-1, 1, (1,)), action_space=gym.spaces.Discrete(2))
-        >>> group = SimpleNamespace(name="player", agents=("player_0", "player_1"), **spaces)
-        >>> transitions = Transitions(assign_policies("shared", group.agents, [group]), num_envs=1)
-        >>> segment = AgentSegment.of(
-        ...     4, obs=np.zeros((1, 2, 1)), action=np.zeros((1, 2), np.int64), active=np.zeros((1, 2), bool)
-        ... )
-        >>> segment.acted[[0, 2], 0, 0] = segment.acted[[1, 3], 0, 1] = True  # they take turns
-        >>> segment.agent_scored[[1, 3], 0, 0] = segment.agent_scored[2, 0, 1] = True
-        >>> transitions.cut(segment)["shared"].lengths.tolist(), transitions.num_held
-        ([2, 1], 1)
-    """
+    """Cuts segments into sequences, and holds what is still open from one segment to the next."""
 
     def __init__(self, assigned: Sequence[Assignment], num_envs: int, central: bool = False) -> None:
         self.assigned, self.central = tuple(assigned), central

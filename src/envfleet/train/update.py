@@ -21,8 +21,9 @@ from envfleet.networks.features import MASK_KEY, Inputs
 from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
 from envfleet.train.advantage import following_values, gae
+from envfleet.train.config import PPOConfig
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
-from envfleet.train.objective import Coefficients, FlatAdam, Tensors, UpdateSettings, ppo_gradients, standardise
+from envfleet.train.objective import Coefficients, FlatAdam, Tensors, ppo_gradients, standardise
 from envfleet.util.trees import tree_map
 
 ROWS_AT_ONCE = 4096  # pictures are pushed through the network in pieces, or the activations would not fit
@@ -35,26 +36,19 @@ class Learner:
         >>> import gymnasium as gym
         >>> from envfleet.networks.actor_critic import NetworkConfig
         >>> net = ActorCritic(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), NetworkConfig())
-        >>> learner = Learner(net, UpdateSettings(), num_slots=3, rng=np.random.default_rng(0))
+        >>> learner = Learner(net, PPOConfig(preset="none"), num_slots=3, rng=np.random.default_rng(0))
         >>> segment = Segment.empty(8, 3, obs=np.zeros((3, 4), np.float32), action=np.zeros(3, np.int64))
         >>> segment.scored[:] = True
         >>> sorted(learner.learn(segment, Coefficients(3e-4, 0.2, 0.0)))[:3]
         ['approx_kl', 'clip_fraction', 'entropy']
     """
 
-    def __init__(
-        self,
-        net: ActorCritic,
-        settings: UpdateSettings,
-        num_slots: int,
-        rng: np.random.Generator,
-        observations: ObservationNormaliser | None = None,
-        rewards: RewardNormaliser | None = None,
-    ) -> None:
-        self.net, self.settings, self.rng = net, settings, rng
-        self.observations, self.rewards = observations, rewards
+    def __init__(self, net: ActorCritic, config: PPOConfig, num_slots: int, rng: np.random.Generator) -> None:
+        self.net, self.config, self.rng = net, config, rng
+        self.observations = ObservationNormaliser.of(net, config.normalize_obs)
+        self.rewards = RewardNormaliser(num_slots, config.gamma) if config.normalize_reward else None
         self.flat = flatten_parameters(net)
-        self.optimiser = FlatAdam(self.flat, settings.adam_eps)
+        self.optimiser = FlatAdam(self.flat, config.adam_eps)
         self.state = net.initial_state(num_slots)  # [core, slot, width] before the next segment
         self.num_skipped = 0  # minibatches left out because their loss was not finite
 
@@ -63,7 +57,7 @@ class Learner:
     def learn(self, segment: Segment, now: Coefficients) -> dict[str, float]:
         """Improve the network on one segment; return the mean losses of the last epoch."""
         inputs, bad = self._inputs(segment)
-        first_time = self.observations is not None and not self.observations.moments.count
+        first_time = self.observations is not None and not self.observations.count
         if self.observations is not None:
             there = segment.filled
             rows: Any = slice(None) if there is None else there
@@ -71,12 +65,12 @@ class Learner:
             if first_time:
                 # Nothing is known of the scale yet. The fresh policy is close to uniform whatever it sees, so
                 # scoring its actions under the normalised inputs changes nothing that matters.
-                self.observations.update(raw_inputs)
+                self.observations.take(raw_inputs)
             inputs = self.observations(inputs)
         data, value_target = self._prepare(segment, inputs, bad)
         losses = self._epochs(data, now)
         if self.observations is not None and not first_time:
-            self.observations.update(raw_inputs)
+            self.observations.take(raw_inputs)
         spread = float(np.var(value_target)) if value_target.size else 0.0
         wrong = float(np.var(value_target - data["value"].cpu().numpy()[segment.scored & ~bad]))
         losses["explained_variance"] = 1.0 - wrong / spread if spread > 0 else 0.0
@@ -91,7 +85,7 @@ class Learner:
         if vector is not None and not np.isfinite(vector.sum(dtype=np.float64)):
             wrong: NDArray[np.bool_] = np.asarray(~np.isfinite(vector).all(axis=-1))
             if wrong.any():
-                if self.settings.on_nan == "stop":
+                if self.config.on_nan == "stop":
                     raise NotFinite(_address(segment, wrong))
                 bad |= wrong[:-1]
                 # The step before a NaN is bootstrapped from it: leave that out too.
@@ -99,7 +93,7 @@ class Learner:
                 inputs["vector"] = np.where(wrong[..., None], np.float32(0), vector)
         if not np.isfinite(segment.reward.sum()):
             wrong = ~np.isfinite(segment.reward)
-            if self.settings.on_nan == "stop":
+            if self.config.on_nan == "stop":
                 raise NotFinite(_address(segment, wrong, what="reward"))
             bad |= wrong
             segment.reward[wrong] = 0.0
@@ -129,8 +123,8 @@ class Learner:
         value = values.cpu().numpy().astype(np.float64)
         scored = segment.scored & ~bad
         following = following_values(value, final_values, segment.terminated, segment.truncated)
-        settings = self.settings
-        advantage, target = gae(reward, value, following, ended, scored, settings.gamma, settings.gae_lambda)
+        config = self.config
+        advantage, target = gae(reward, value, following, ended, scored, config.gamma, config.gae_lambda)
         data = {name: tensor[:steps] for name, tensor in tensors.items()}
         data |= {
             "raw": raw,
@@ -194,45 +188,38 @@ class Learner:
     # -- epochs and minibatches ------------------------------------------------------------------------------------
 
     def _epochs(self, data: Tensors, now: Coefficients) -> dict[str, float]:
-        settings = self.settings
-        totals: dict[str, float] = {}
-        count, kl, epoch = 0, 0.0, 0
-        shuffled = _Shuffled(data, settings, bool(self.net.num_cores))
-        for epoch in range(settings.num_epochs):
-            totals, count, kl = {}, 0, 0.0
-            measure = settings.target_kl is not None or epoch == settings.num_epochs - 1
-            for batch in shuffled.minibatches(self.rng):
-                losses = self._step(batch, now, measure)
-                for name, value in losses.items():
-                    totals[name] = totals.get(name, 0.0) + value
-                count += 1
-                kl = max(kl, losses.get("approx_kl", 0.0))
-            if settings.target_kl is not None and kl > 1.5 * settings.target_kl:
+        config, target_kl = self.config, self.config.target_kl
+        shuffled = _Shuffled(data, config, bool(self.net.num_cores))
+        for epoch in range(config.num_epochs):
+            measure = target_kl is not None or epoch == config.num_epochs - 1
+            each = [self._step(batch, now, measure) for batch in shuffled.minibatches(self.rng)]
+            if target_kl is not None and max(losses.get("approx_kl", 0.0) for losses in each) > 1.5 * target_kl:
                 break
-        losses = {name: value / max(count, 1) for name, value in totals.items()}
-        return {**losses, "epochs": float(epoch + 1), "skipped": float(self.num_skipped)}
+        names = dict.fromkeys(name for losses in each for name in losses)
+        means = {name: sum(losses.get(name, 0.0) for losses in each) / len(each) for name in names}
+        return {**means, "epochs": float(epoch + 1), "skipped": float(self.num_skipped)}
 
     def _step(self, batch: Tensors, now: Coefficients, measure: bool) -> dict[str, float]:
-        settings = self.settings
+        config = self.config
         out = self.net(batch, batch["state"], batch["fresh"], states_too=False)
         log_prob, entropy = self.net.actions.score(out.actions, self.net.log_std, batch["raw"], batch.get("mask"))
         scored = batch.get("weight")  # None: every row counts
         advantage = batch["advantage"]
-        if settings.normalize_advantage:
+        if config.normalize_advantage:
             advantage = standardise(advantage, scored)
         parts = (log_prob, out.value, entropy)
-        gradients, report = ppo_gradients(*parts, batch, advantage, scored, now, settings)
+        gradients, report = ppo_gradients(*parts, batch, advantage, scored, now)
         assert self.flat.grad is not None
         self.flat.grad.zero_()
         torch.autograd.backward(parts[: len(gradients)], gradients)  # without a bonus, the entropy has none
         norm = float(self.flat.grad.norm())
         if not np.isfinite(norm):
-            if settings.on_nan == "stop":
+            if config.on_nan == "stop":
                 raise NotFinite(f"the loss is not finite: {report()}, gradient norm {norm}")
             self.num_skipped += 1
             return {}
-        if norm > settings.max_grad_norm:
-            self.flat.grad.mul_(settings.max_grad_norm / (norm + 1e-6))
+        if norm > config.max_grad_norm:
+            self.flat.grad.mul_(config.max_grad_norm / (norm + 1e-6))
         self.optimiser.step(now.learning_rate)
         return {**report(), "grad_norm": norm} if measure else {}
 
@@ -240,8 +227,8 @@ class Learner:
 class _Shuffled:
     """Minibatches in a new order every epoch: single rows of a Markov network, whole sequences of one with memory."""
 
-    def __init__(self, data: Tensors, settings: UpdateSettings, remembers: bool) -> None:
-        self.num = settings.num_minibatches
+    def __init__(self, data: Tensors, config: PPOConfig, remembers: bool) -> None:
+        self.num = config.num_minibatches
         self.remembers = remembers
         scored = data["scored"]
         self.partial = not bool(scored.all())
@@ -253,7 +240,7 @@ class _Shuffled:
             self.flat.pop("scored")
             self.flat.pop("fresh")
             return
-        length = settings.sequence_length or _whole(steps, rows, self.num)
+        length = config.sequence_length or _whole(steps, rows, self.num)
         if steps % length:
             raise ValueError(f"sequence_length={length} does not divide the {steps} steps of a segment")
         pieces = steps // length

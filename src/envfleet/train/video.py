@@ -112,27 +112,24 @@ class VideoMaker:
         """Begin encoding a film; returns at once."""
         self._collect(timeout_s=None)
         try:
-            self._start(film)
-        except OSError as error:  # a full disk: a film less, the run goes on
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(delete=False, suffix=".film") as file:
+                file.write(cloudpickle.dumps(film))
+            command = [sys.executable, "-m", "envfleet.train.video", file.name]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            self._running.append((process, Path(file.name)))
+        except OSError as error:  # a full disk: one film is missing, the run goes on
             self.problems.append(f"{film.path}: {error.strerror or error}")
-
-    def _start(self, film: Film) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(delete=False, suffix=".film") as file:
-            file.write(cloudpickle.dumps(film))
-        command = [sys.executable, "-m", "envfleet.train.video", file.name]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        self._running.append((process, Path(file.name)))
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Wait for the films in the making, a bounded time each."""
         self._collect(timeout_s)
 
     def _collect(self, timeout_s: float | None) -> None:
-        still = []
-        for process, file in self._running:
+        running, self._running = self._running, []
+        for process, file in running:
             if timeout_s is None and process.poll() is None:
-                still.append((process, file))
+                self._running.append((process, file))
                 continue
             try:
                 _, complaint = process.communicate(timeout=timeout_s)
@@ -143,17 +140,10 @@ class VideoMaker:
                 lines = complaint.decode(errors="replace").strip().splitlines()
                 self.problems.append(lines[-1] if lines else f"exit code {process.returncode}")
             file.unlink(missing_ok=True)
-        self._running = still
-
-
-def _main(path: str) -> int:
-    if hasattr(os, "nice"):
-        os.nice(10)
-    with open(path, "rb") as file:
-        film = pickle.load(file)  # our own temporary file, written a moment ago by the trainer
-    play(film)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))
+    if hasattr(os, "nice"):
+        os.nice(10)
+    # Our own temporary file, written a moment ago by the trainer.
+    play(pickle.loads(Path(sys.argv[1]).read_bytes()))

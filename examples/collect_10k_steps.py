@@ -23,7 +23,7 @@ def agent(obs, done):
 clients = [Slow(gym.make("CartPole-v1")) for _ in range(16)]
 collected = Rollouts()
 begin = time.perf_counter()
-with ParallelRolloutCollector(execution_mode="thread", max_workers=16) as collector:
+with ParallelRolloutCollector(execution_mode="thread", num_workers=16) as collector:
     batch = 0
     while collected.total_steps < 10_000:
         seeds = [1000 * batch + i for i in range(len(clients))]

@@ -13,7 +13,7 @@ run = wandb.init(project="envfleet-example", mode="offline", dir=".")
 board = SummaryWriter("runs/example")
 clients = [gym.make("CartPole-v1") for _ in range(4)] + [gym.make("CartPole-v1", sutton_barto_reward=True)]
 names = ["plain"] * 4 + ["sutton-barto"]
-with ParallelRolloutCollector("thread", max_workers=5) as collector:
+with ParallelRolloutCollector("thread", num_workers=5) as collector:
     step = 0
     for batch in range(5):
         seeds = [10 * batch + i for i in range(5)]

@@ -22,7 +22,7 @@ def play(obs, done):
 clients = [EchoClient(horizon=5) for _ in range(4)] + [Connect4Client(opponent="random") for _ in range(4)]
 names = ["Echo"] * 4 + ["Connect4"] * 4
 agents = [talk] * 4 + [play] * 4
-with ParallelRolloutCollector("thread", max_workers=8) as collector:
+with ParallelRolloutCollector("thread", num_workers=8) as collector:
     rollouts, stats = collector.collect_with_stats(clients, agents, max_steps=100, env_names=names, seeds=range(8))
 print(stats)
 for name, mean_return in stats.env_breakdown.items():

@@ -21,7 +21,7 @@ class Unreliable(EchoClient):
 
 random.seed(0)
 executor = ParallelEnvironmentExecutor(
-    max_workers=8, on_error="retry", max_retries=10, backoff_s=0.005, jitter=0.5, max_rate=5000.0, max_in_flight=4
+    num_workers=8, on_error="retry", max_retries=10, backoff_s=0.005, jitter=0.5, max_rate=5000.0, max_in_flight=4
 )
 with executor:
     rollouts = executor.collect_rollouts([Unreliable(horizon=20) for _ in range(40)], lambda obs, done: "hello")
@@ -30,7 +30,7 @@ print(rollouts.stats())
 print(f"{len(rollouts.successes)} of 40 complete after {attempts} attempts; {len(rollouts.failures)} failed for good")
 assert len(rollouts.successes) == 40 and attempts > 40
 
-careful = ParallelEnvironmentExecutor(max_workers=8, on_error="skip")
+careful = ParallelEnvironmentExecutor(num_workers=8, on_error="skip")
 with careful:
     rollouts = careful.collect_rollouts([Unreliable(horizon=20) for _ in range(40)], lambda obs, done: "hello")
 for rollout in rollouts.failures[:3]:

@@ -31,9 +31,9 @@ def main() -> None:
         trainer.save()
 
     agents = load_agent("runs/simple_push", env=simple_push_v3.parallel_env)
-    found = agents.evaluate(episodes=3)
+    found = agents.evaluate(num_episodes=3)
     print("together:", found.mean_agent_returns)
-    against = agents.evaluate(episodes=3, opponents={"adversary_0": "random"})
+    against = agents.evaluate(num_episodes=3, opponents={"adversary_0": "random"})
     print("the good one against a random adversary:", against.mean_agent_returns["agent_0"])
 
 

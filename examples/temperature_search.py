@@ -22,7 +22,7 @@ def agent_at(temperature, seed):
 
 
 returns = defaultdict(list)
-with ParallelEnvironmentExecutor(max_workers=8) as executor:
+with ParallelEnvironmentExecutor(num_workers=8) as executor:
     futures = [
         executor.executor.submit(
             executor.collect_rollout, gym.make("CartPole-v1"), agent_at(temperature, seed), 500, f"temp_{temperature}", seed=seed

@@ -22,7 +22,7 @@ def policy(obs):
 
 
 means = []
-with ParallelEnvironmentExecutor(max_workers=16) as executor:
+with ParallelEnvironmentExecutor(num_workers=16) as executor:
     for update in range(12):
         batched = BatchedPolicy(policy, max_batch=16)
         seeds = [16 * update + i for i in range(16)]

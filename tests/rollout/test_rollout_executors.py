@@ -14,6 +14,7 @@ from envfleet.rollout import (
     ClientFailed,
     ParallelEnvironmentExecutor,
     ParallelRolloutCollector,
+    ProcessParallelExecutor,
     RolloutsFailed,
     ThreadSafeAgent,
 )
@@ -428,3 +429,17 @@ def test_a_collection_interrupted_at_random_moments_runs_no_further(mode, kind):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", [ParallelEnvironmentExecutor, ProcessParallelExecutor, ParallelRolloutCollector])
+def test_max_workers_is_num_workers(kind):
+    for executor in (kind(num_workers=3), kind(max_workers=3)):
+        with executor:
+            inner = getattr(executor, "executor", executor) if kind is ParallelRolloutCollector else executor
+            assert inner.num_workers == inner.max_workers == 3
+
+
+def test_max_concurrency_is_num_workers():
+    for executor in (AsyncParallelExecutor(num_workers=3), AsyncParallelExecutor(max_concurrency=3)):
+        with executor:
+            assert executor.num_workers == executor.max_concurrency == 3

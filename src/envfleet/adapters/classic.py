@@ -75,7 +75,7 @@ class ParallelEnv(_ClassicView):
 class VectorizedEnvs(_ClassicView):
     """Many envs in this process, in the old style: `reset()` gives observations, `step` gives obs, rewards, dones, infos.
 
-    `infos[i]` at an end has "terminal_observation" and "TimeLimit.truncated", as old code expects.
+    `num_envs` is the same as `n_envs`. `infos[i]` at an end has "terminal_observation" and "TimeLimit.truncated", as old code expects.
 
     Example:
         >>> envs = VectorizedEnvs("CartPole-v1", n_envs=3)
@@ -89,9 +89,9 @@ class VectorizedEnvs(_ClassicView):
 
     backend = "serial"
 
-    def __init__(self, env: Any, n_envs: int = 200, **options: Any) -> None:
+    def __init__(self, env: Any, n_envs: int = 200, *, num_envs: int | None = None, **options: Any) -> None:
         options.setdefault("backend", self.backend)
-        super().__init__(make(_as_recipe(env), n_envs, **options))
+        super().__init__(make(_as_recipe(env), n_envs if num_envs is None else num_envs, **options))
 
     def reset(self, seed: int | None = None) -> Any:
         """First observations."""

@@ -51,17 +51,23 @@ class Agent:
 
     def evaluate(
         self,
-        episodes: int = 100,
+        num_episodes: int = 100,
         seed: int | None = None,
         deterministic: bool = True,
         frames: list[Any] | None = None,
         opponents: Any = None,
+        *,
+        episodes: int | None = None,
     ) -> Evaluation:
-        """Play episodes on an environment of their own; for `opponents` of many agents see `Evaluator.run`."""
+        """Play episodes on an environment of their own; for `opponents` of many agents see `Evaluator.run`.
+
+        `episodes` is an old spelling of `num_episodes`.
+        """
+        num_episodes = num_episodes if episodes is None else episodes
         evaluator = Evaluator([self.env], self.config, seed, render=frames is not None)
         try:
             self.fps = int(evaluator.metadata.get("render_fps", 30))
-            return evaluator.run(self.policies, episodes, deterministic, opponents, frames)
+            return evaluator.run(self.policies, num_episodes, deterministic, opponents, frames)
         finally:
             evaluator.close()
 

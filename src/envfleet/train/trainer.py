@@ -265,14 +265,17 @@ class PPOTrainer:
 
     # -- evaluation, checkpoints, the end --------------------------------------------------------------------------
 
-    def evaluate(self, episodes: int = 100, deterministic: bool = True, opponents: Any = None) -> Evaluation:
+    def evaluate(
+        self, num_episodes: int = 100, deterministic: bool = True, opponents: Any = None, *, episodes: int | None = None
+    ) -> Evaluation:
         """Play episodes with the present policy, on environments and seeds of their own.
 
-        `opponents` play some of many agents: see `Evaluator.run`.
+        `opponents` play some of many agents: see `Evaluator.run`. `episodes` is an old spelling of `num_episodes`.
         """
+        num_episodes = num_episodes if episodes is None else episodes
         if self._evaluator is None:
             self._evaluator = Evaluator(self.envs, self.config)
-        return self._evaluator.run(self.learner.policies, episodes, deterministic, opponents)
+        return self._evaluator.run(self.learner.policies, num_episodes, deterministic, opponents)
 
     def _evaluate_now(self) -> dict[str, float]:
         # The return of a policy against itself says nothing about how good it is.

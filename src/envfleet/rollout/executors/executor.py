@@ -270,7 +270,7 @@ class ParallelEnvironmentExecutor(RolloutExecutor):
     OpenEnv's dialect; a callable that returns one is a factory and is called (and closed) per rollout.
 
     Args:
-        max_workers: rollouts that run at once, one thread each.
+        num_workers: rollouts that run at once, one thread each; `max_workers` is the same.
         on_error: "raise" lets all others finish, then raises `RolloutsFailed` with them inside; "skip"
             returns failed rollouts with their `error`; "retry" begins a failed rollout again, up to
             `max_retries` times.
@@ -281,17 +281,17 @@ class ParallelEnvironmentExecutor(RolloutExecutor):
 
     Example:
         >>> import gymnasium as gym
-        >>> with ParallelEnvironmentExecutor(max_workers=2) as executor:
+        >>> with ParallelEnvironmentExecutor(num_workers=2) as executor:
         ...     clients = [gym.make("CartPole-v1") for _ in range(2)]
         ...     rollouts = executor.collect_rollouts(clients, lambda obs, done: 1, max_steps=20)
         >>> [rollout.env_name for rollout in rollouts]
         ['env_0', 'env_1']
     """
 
-    def __init__(self, max_workers: int = 8, **rules: Any) -> None:
-        self.executor = DaemonPool(max_workers, "envfleet-rollout")
-        super().__init__(max_workers, **rules)
-        self.max_workers = max_workers
+    def __init__(self, num_workers: int = 8, *, max_workers: int | None = None, **rules: Any) -> None:
+        self.num_workers = self.max_workers = num_workers if max_workers is None else max_workers
+        self.executor = DaemonPool(self.num_workers, "envfleet-rollout")
+        super().__init__(self.num_workers, **rules)
 
     def collect_rollout(
         self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Any
@@ -314,7 +314,7 @@ class AsyncParallelExecutor(RolloutExecutor):
 
     `await collect_rollouts(...)` runs on the caller's loop, `run(...)` and `run_iter(...)` on one of its own, so that they
     work from sync code. Clients and agents that are not `async def` run on the executor's own threads, as many as
-    `max_concurrency`; quick calls share a hop to a thread and back. `inline_agent=True` calls a sync agent on the loop
+    `num_workers` (`max_concurrency` is the same); quick calls share a hop to a thread and back. `inline_agent=True` calls a sync agent on the loop
     itself, which saves that hop; such an agent must never block. The other arguments are those of
     `ParallelEnvironmentExecutor`.
 
@@ -322,16 +322,18 @@ class AsyncParallelExecutor(RolloutExecutor):
         >>> class Client:
         ...     async def reset(self): return 0
         ...     async def step(self, action): return 0, 1.0, True, False, {}
-        >>> with AsyncParallelExecutor(max_concurrency=4) as executor:
+        >>> with AsyncParallelExecutor(num_workers=4) as executor:
         ...     rollouts = executor.run([Client() for _ in range(8)], lambda obs, done: 0)
         >>> sum(rollout.episode_return for rollout in rollouts)
         8.0
     """
 
-    def __init__(self, max_concurrency: int = 64, inline_agent: bool = False, **rules: Any) -> None:
-        self.executor = DaemonPool(max_concurrency, "envfleet-rollout")
-        super().__init__(max_concurrency, **rules)
-        self.max_concurrency = max_concurrency
+    def __init__(
+        self, num_workers: int = 64, inline_agent: bool = False, *, max_concurrency: int | None = None, **rules: Any
+    ) -> None:
+        self.num_workers = self.max_concurrency = num_workers if max_concurrency is None else max_concurrency
+        self.executor = DaemonPool(self.num_workers, "envfleet-rollout")
+        super().__init__(self.num_workers, **rules)
         self.inline_agent = inline_agent
 
     async def collect_rollout(

@@ -26,23 +26,25 @@ class ParallelRolloutCollector:
     Args:
         execution_mode: "thread" (clients that wait: servers, sockets), "async" (`async def` clients, many
             at once) or "process" (agents and environments that compute: give factories).
-        max_workers: rollouts that run at once.
+        num_workers: rollouts that run at once; `max_workers` is the same.
         rules: `on_error`, `max_retries`, `max_rate` and the others of `ParallelEnvironmentExecutor`.
 
     Example:
         >>> import gymnasium as gym
         >>> clients = [gym.make("CartPole-v1") for _ in range(2)]
-        >>> with ParallelRolloutCollector(execution_mode="thread", max_workers=2) as collector:
+        >>> with ParallelRolloutCollector(execution_mode="thread", num_workers=2) as collector:
         ...     rollouts, stats = collector.collect_with_stats(clients, lambda obs, done: 0, max_steps=50)
         >>> stats.num_episodes
         2
     """
 
-    def __init__(self, execution_mode: ExecutionMode = "thread", max_workers: int = 8, **rules: Any) -> None:
+    def __init__(
+        self, execution_mode: ExecutionMode = "thread", num_workers: int = 8, *, max_workers: int | None = None, **rules: Any
+    ) -> None:
         self.execution_mode = execution_mode
         if execution_mode not in _EXECUTORS:
             raise BadArgument(f"execution_mode must be 'thread', 'async' or 'process', got {execution_mode!r}")
-        self.executor = _EXECUTORS[execution_mode](max_workers, **rules)
+        self.executor = _EXECUTORS[execution_mode](num_workers if max_workers is None else max_workers, **rules)
 
     def collect(
         self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any

@@ -218,18 +218,18 @@ class ProcessParallelExecutor(RolloutExecutor):
 
     Example:
         >>> import gymnasium as gym
-        >>> with ProcessParallelExecutor(max_workers=1) as executor:
+        >>> with ProcessParallelExecutor(num_workers=1) as executor:
         ...     rollouts = executor.collect_rollouts([lambda: gym.make("CartPole-v1")], lambda obs, done: 1)
         >>> len(rollouts)
         1
     """
 
-    def __init__(self, max_workers: int = 2, **rules: Any) -> None:
-        self.executor = ProcessWorkers(max_workers)
-        super().__init__(max_workers, **rules)
+    def __init__(self, num_workers: int = 2, *, max_workers: int | None = None, **rules: Any) -> None:
+        self.num_workers = self.max_workers = num_workers if max_workers is None else max_workers
+        self.executor = ProcessWorkers(self.num_workers)
+        super().__init__(self.num_workers, **rules)
         if self._throttle.active:
             raise BadArgument("max_rate and max_in_flight need one process to count in: use 'thread' or 'async'")
-        self.max_workers = max_workers
         self._agent: tuple[Any, str, bytes] | None = None  # the last one, its key, and pickled
 
     collect_rollouts = RolloutExecutor.run

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import envfleet as ef
 
 pytest.importorskip("pettingzoo")
+
+from pettingzoo import ParallelEnv
 
 from tests.support.agent_loops import Crowd, crowd_aec, plain_parallel
 
@@ -85,6 +88,38 @@ def test_actions_may_come_by_env_and_may_be_left_out() -> None:
             envs.step({"walker_0": [0, 0, 0], "walker_1": [0, 0]})
         with pytest.raises(ef.BadArgument, match="safely"):
             envs.step({"walker_0": [0.5, 0], "walker_1": [0, 0]})
+
+
+class _TwoLeaves(ParallelEnv):
+    """One agent whose action has two parts; its reward is their sum."""
+
+    metadata: ClassVar = {"name": "two_leaves"}
+    possible_agents: ClassVar = ["a"]
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Dict(x=spaces.Box(-9, 9, (1,), np.float32), y=spaces.Box(-9, 9, (1,), np.float32))
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.agents = ["a"]
+        return {"a": 0}, {"a": {}}
+
+    def step(self, actions: Any) -> Any:
+        reward = float(actions["a"]["x"][0] + actions["a"]["y"][0])
+        return {"a": 0}, {"a": reward}, {"a": False}, {"a": False}, {"a": {}}
+
+
+def test_every_part_of_an_action_must_be_given() -> None:
+    envs = ef.AsyncPettingZooVecEnv([_TwoLeaves] * 2, backend="serial")
+    envs.reset()
+    whole, holes = np.ones((2, 1), np.float32), np.array([[1.0], [np.nan]], np.float32)
+    assert envs.step({"a": {"x": whole, "y": whole}})[1]["a"].tolist() == [2.0, 2.0]
+    for action in ({"x": holes, "y": whole}, {"x": whole, "y": holes}):
+        with pytest.raises(ef.errors.BadArgument, match=r"only a part of its action in envs \[1\]"):
+            envs.step({"a": action})
+    envs.close()
 
 
 def test_a_dead_agents_action_is_ignored_or_refused() -> None:

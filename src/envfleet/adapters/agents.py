@@ -176,11 +176,13 @@ class AsyncPettingZooVecEnv(FleetView):
 
     def _fill(self, agent: str, value: Any, leaves: list[Any], rows: list[Array]) -> None:
         active = self.active[agent]
-        given = np.zeros(self.num_envs, bool)
+        given = some = np.zeros(self.num_envs, bool)
         if value is not None:
-            for leaf, row in zip(leaves, rows):
-                part = functools.reduce(operator.getitem, leaf.path, value)
-                given = _fill_given(row, part, agent, self.num_envs)
+            parts = [functools.reduce(operator.getitem, leaf.path, value) for leaf in leaves]
+            filled = [_fill_given(row, part, agent, self.num_envs) for row, part in zip(rows, parts)]
+            given, some = np.all(filled, axis=0), np.any(filled, axis=0)
+        if (some & ~given).any():
+            raise BadArgument(f"agent {agent!r} has only a part of its action in envs {np.flatnonzero(some & ~given).tolist()}")
         missing = np.flatnonzero(active & ~given)
         if len(missing):
             raise BadArgument(f"agent {agent!r} is active in envs {missing.tolist()}, but has no action there")

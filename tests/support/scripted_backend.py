@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from envfleet.backends.base import spread
-from envfleet.backends.local import Described, LocalBackend, unwatched
+from envfleet.backends.local import Described, LocalBackend
 from envfleet.faults.failure import Failure, Loss
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import REBUILD, RESET
 from envfleet.slots.slab import Slots
-from envfleet.slots.slot_life import drive
+from envfleet.slots.slot_life import drive, unwatched
 from envfleet.workers.shared_memory import _PHASE_NUMBERS, Pulse
 
 

@@ -146,7 +146,3 @@ def is_interrupt_here(error: BaseException) -> bool:
     By the class: `isinstance` asks the exception for its `__class__`, which is code of the env.
     """
     return issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-
-
-def unwatched(slot: int, phase: str) -> None:
-    """For `drive` where calls have no deadline: the caller makes them itself, so nothing could look at a clock meanwhile."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.local import Described, LocalBackend, unwatched
+from envfleet.backends.local import Described, LocalBackend
 from envfleet.faults.failure import Failure, Loss
 from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout
 from envfleet.slots.slab import Slab, Slots
-from envfleet.slots.slot_life import drive
+from envfleet.slots.slot_life import drive, unwatched
 
 
 class SerialBackend(LocalBackend):

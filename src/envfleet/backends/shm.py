@@ -20,7 +20,7 @@ import cloudpickle
 import numpy as np
 
 from envfleet.backends.env_copy import try_packed
-from envfleet.backends.local import Described, LocalBackend, unwatched
+from envfleet.backends.local import Described, LocalBackend
 from envfleet.backends.processes import ProcessBackend
 from envfleet.backends.slot_mover import Mover
 from envfleet.backends.worker_handle import WorkerHandle
@@ -30,7 +30,7 @@ from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import ALIGN, Layout
 from envfleet.slots.slab import Slab, Slots
-from envfleet.slots.slot_life import SlotLife, drive
+from envfleet.slots.slot_life import SlotLife, drive, unwatched
 from envfleet.util.machine import cpu_time_of, usable_cpus
 from envfleet.workers.channel import ParentChannel
 from envfleet.workers.protocol import MESSAGE, ToWorker

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from envfleet.errors import EnvFailed
 from envfleet.faults.failure import Failure, Fault
 from envfleet.slots.layout import FAULT, QUARANTINED, gather
 from envfleet.slots.slab import Slab, Slots, make_loud
+from envfleet.util.trees import tree_leaves
 
 Array = np.ndarray[Any, Any]
 
@@ -164,7 +167,7 @@ class Batch:
             return self._final
         values: list[Any] = []
         leaves = self._slab.obs_leaves
-        kept = _leaf_values(leaves, self._final) if len(ended) else [()] * len(leaves)
+        kept = [reduce(getitem, leaf.path, self._final) for leaf in leaves] if len(ended) else [()] * len(leaves)
         for leaf, rows in zip(leaves, kept):
             if leaf.dtype is None:
                 items = [None] * len(self)
@@ -197,10 +200,10 @@ class Batch:
     def poison(self, slots: Slots) -> None:
         """Overwrite the rows of `slots` (debug mode: they were sent again, so what is here is stale)."""
         rows = np.isin(self.slots, slots)
-        arrays = [(array, rows) for array in (self._field("reward"), *self._columns.values(), *_flatten(self._obs))]
+        arrays = [(array, rows) for array in (self._field("reward"), *self._columns.values(), *_arrays(self._obs))]
         # Of final observations only the rows that ended are kept.
         ended = rows if self._ended_rows is None else rows[self._ended_rows]
-        arrays += [(array, ended) for array in _flatten(self._final)]
+        arrays += [(array, ended) for array in _arrays(self._final)]
         for array, which in arrays:
             if isinstance(array, np.ndarray):
                 stale = array[which]
@@ -274,19 +277,5 @@ def _rows(array: Array, index: Slots | slice, copy: bool) -> Array:
     return rows.copy() if copy and isinstance(index, slice) else rows
 
 
-def _leaf_values(leaves: list[Any], tree: Any) -> list[Any]:
-    out = []
-    for leaf in leaves:
-        node = tree
-        for key in leaf.path:
-            node = node[key]
-        out.append(node)
-    return out
-
-
-def _flatten(tree: Any) -> list[Any]:
-    if isinstance(tree, dict):
-        return [leaf for value in tree.values() for leaf in _flatten(value)]
-    if isinstance(tree, tuple):
-        return [leaf for value in tree for leaf in _flatten(value)]
-    return [tree]
+def _arrays(tree: Any) -> list[Any]:
+    return [leaf for _, leaf in tree_leaves(tree)]

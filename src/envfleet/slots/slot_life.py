@@ -317,7 +317,7 @@ class SlotLife:
         self.info = self.final_info = self.failure = None
         if self.joint is not None:
             self.joint.read_obs(self.env)  # the compiled life has been writing them
-        if drive(self, self.take_step(result), _unwatched, phase="step"):
+        if drive(self, self.take_step(result), unwatched, phase="step"):
             self._status[self.slot] = READY
         else:
             self.release()
@@ -481,5 +481,5 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
         enter(-1, "idle")
 
 
-def _unwatched(slot: int, phase: str) -> None:
-    return None
+def unwatched(slot: int, phase: str) -> None:
+    """For `drive` where calls have no deadline: the caller makes them itself, so nothing could look at a clock meanwhile."""

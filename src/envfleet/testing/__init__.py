@@ -15,13 +15,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from envfleet.core.batch import Batch, _leaf_values
+from envfleet.core.batch import Batch
 from envfleet.core.fleet import Fleet
 
 # -- canonical bytes ----------------------------------------------------------------------------------------------
@@ -62,7 +64,7 @@ def _tagged(tag: str, data: bytes) -> bytes:
 
 def leaf_rows(batch: Batch, tree: Any) -> list[list[Any]]:
     """`batch.obs` or `batch.final_obs`, row by row: the row's value of every leaf of the space."""
-    columns = _leaf_values(batch._slab.obs_leaves, tree)
+    columns = [reduce(getitem, leaf.path, tree) for leaf in batch._slab.obs_leaves]
     return [[column[i] for column in columns] for i in range(len(batch))]
 
 

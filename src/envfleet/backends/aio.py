@@ -249,16 +249,16 @@ class AioBackend(LocalBackend):
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call on the loop (async methods) or in its pool (ordinary ones)."""
         jobs = [
-            (slot, self._call(slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs))
+            (slot, self._call(slot, self._next_call(slot), phase, name, args[i] if each else args, kwargs))
             for i, slot in enumerate(slots)
         ]
         self._spawn(self._calling, jobs)
 
-    async def _call(self, slot: int, ticket: int, phase: str, name: str, args: Any, kwargs: Any) -> None:
+    async def _call(self, slot: int, number: int, phase: str, name: str, args: Any, kwargs: Any) -> None:
         life = self.lives[slot]
         pulse = self.pulses[slot]
         if life.abandoned:
-            self._answers.put((slot, ticket, self._call_now(slot, phase, name, args, kwargs)))
+            self._answers.put((slot, number, self._call_now(slot, phase, name, args, kwargs)))
             return
         try:
             pulse.enter(slot, phase)
@@ -272,11 +272,11 @@ class AioBackend(LocalBackend):
             answer = Failure.of(error, phase)
         pulse.enter(-1, "idle")
         if not life.abandoned:
-            self._answers.put((slot, ticket, answer))
+            self._answers.put((slot, number, answer))
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        return drain(self._answers, self._tickets, timeout_s)
+        return drain(self._answers, self._call_numbers, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Cancel the slot's coroutine, or abandon its thread."""

@@ -58,7 +58,7 @@ class Backend(abc.ABC):
         self.losses: deque[Loss] = deque()  # likewise
         self.num_stale = 0  # answers that were dropped because they belonged to an earlier turn
         self.is_broken = False  # the keeper is gone: nothing works any more but `close`
-        self._tickets: dict[int, int] = {}  # slot -> number of its last call
+        self._call_numbers: dict[int, int] = {}  # slot -> number of its last call
         self._replies: dict[int, Any] = {}  # slot -> the answer to it, until it is asked for
         self.notes: list[str] = []  # what has changed since the plan was made: see `Plan`
 
@@ -113,11 +113,11 @@ class Backend(abc.ABC):
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """End everything within the time; what went wrong in envs' close, or had to be killed, by slot."""
 
-    def _ticket(self, slot: int) -> int:
+    def _next_call(self, slot: int) -> int:
         """A number for a call in a slot. An answer to an earlier call, given up by Ctrl-C or a fault, has another."""
-        self._tickets[slot] = self._tickets.get(slot, 0) + 1
+        self._call_numbers[slot] = self._call_numbers.get(slot, 0) + 1
         self._replies.pop(slot, None)
-        return self._tickets[slot]
+        return self._call_numbers[slot]
 
     def kill(self, worker: int) -> str:
         """End a stuck worker (or give its call up); returns the Python stacks it was seen in."""

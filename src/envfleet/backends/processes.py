@@ -117,7 +117,7 @@ class ProcessBackend(Backend):
             "build": build,
         }
         try:
-            worker.ticket = self._request(theirs, worker)
+            worker.start_number = self._request(theirs, worker)
             ours.post(cloudpickle.dumps(start))
             worker.num_tasks, worker.attempts, worker.handing = len(self._tasks), 0, None
             worker.attached = not build and self._post_attach(ours)
@@ -288,7 +288,7 @@ class ProcessBackend(Backend):
         assert keeper is not None
         keeper.poll()
         for worker in self._workers:
-            ended = keeper.pids.get(worker.ticket) in keeper.exits or worker.ticket in keeper.refused
+            ended = keeper.pids.get(worker.start_number) in keeper.exits or worker.start_number in keeper.refused
             if ended and worker.channel is not None:
                 worker.channel.pump()
                 self._take(worker)
@@ -358,8 +358,8 @@ class ProcessBackend(Backend):
         if what == FromWorker.BUILT:
             self._built[args[0]] = load_value(args[1], "init")
         elif what == FromWorker.CALLED:
-            slot, ticket, answer = args
-            if self._tickets.get(slot) == ticket:
+            slot, number, answer = args
+            if self._call_numbers.get(slot) == number:
                 self._replies[slot] = load_value(answer, "call")
         elif what == FromWorker.CLOSED:
             self._closing.append((args[0], args[1]))
@@ -382,7 +382,7 @@ class ProcessBackend(Backend):
         """The exit code of a worker that has closed its socket; ends it if it still runs."""
         keeper = self._keeper
         assert keeper is not None
-        pid = keeper.wanted_pid(worker.ticket, 1.0)
+        pid = keeper.wanted_pid(worker.start_number, 1.0)
         if pid is None:
             return None
         code = keeper.exit_code(pid, 1.0)
@@ -462,9 +462,9 @@ class ProcessBackend(Backend):
         for i, slot in enumerate(slots):
             worker = self._workers[self.worker_of[slot]]
             self._prepared(worker)
-            ticket = self._ticket(slot)
+            number = self._next_call(slot)
             self._replies.pop(slot, None)  # to a call that was interrupted
-            self._message(worker, ToWorker.CALL, slot, ticket, phase, name, args[i] if each else args, kwargs)
+            self._message(worker, ToWorker.CALL, slot, number, phase, name, args[i] if each else args, kwargs)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers that have arrived."""
@@ -479,7 +479,7 @@ class ProcessBackend(Backend):
         """Ask for the Python stacks, then end the worker and all it started."""
         stuck = self._workers[worker]
         assert self._keeper is not None
-        pid = self._keeper.wanted_pid(stuck.ticket, 1.0)
+        pid = self._keeper.wanted_pid(stuck.start_number, 1.0)
         stack = self._stack(stuck, pid) if pid is not None else ""
         self._forget(stuck)
         if pid is not None:

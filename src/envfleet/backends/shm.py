@@ -291,7 +291,7 @@ class ShmBackend(ProcessBackend):
     def cpu_s(self) -> float:
         """CPU seconds that this process and its workers have used, as far as the kernel tells."""
         assert self._keeper is not None
-        pids = [self._keeper.pids.get(worker.ticket) for worker in self._workers if worker.alive]
+        pids = [self._keeper.pids.get(worker.start_number) for worker in self._workers if worker.alive]
         return time.process_time() + sum(cpu_time_of(pid) for pid in pids if pid is not None)
 
     def move_in(self, slots: list[int], timeout_s: float = 1.0) -> dict[int, str]:
@@ -345,14 +345,14 @@ class ShmBackend(ProcessBackend):
         deadline = time.monotonic() + timeout_s
         asked = 0
         for slot, mine in zip(slots, args):
-            worker, ticket = self._workers[owner[slot]], self._ticket(slot)
+            worker, number = self._workers[owner[slot]], self._next_call(slot)
             self._replies.pop(slot, None)
             asked += worker.alive
-            self._message(worker, ToWorker.CALL, slot, ticket, "call", name, mine, {})
+            self._message(worker, ToWorker.CALL, slot, number, "call", name, mine, {})
         while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
             answers.update(self.replies(left))
         for slot in slots:
-            self._ticket(slot)
+            self._next_call(slot)
         return {slot: answers[slot] for slot in slots if slot in answers}
 
     # -- off the step path --------------------------------------------------------------------------------------

@@ -161,13 +161,13 @@ class ThreadBackend(LocalBackend):
             elif job[0] == "close":
                 self._close_one(self.lives[job[1]], worker.pulse)
             else:
-                slot, ticket, phase, name, args, kwargs = job[1:]
+                slot, number, phase, name, args, kwargs = job[1:]
                 worker.pulse.enter(slot, phase)
                 answer = self._call_now(slot, phase, name, args, kwargs)
                 if worker.generation != generation:
                     return
                 worker.pulse.enter(-1, "idle")
-                self._answers.put((slot, ticket, answer))
+                self._answers.put((slot, number, answer))
 
     def _advance(self, worker: _Worker, life: SlotLife, turn: int) -> None:
         life.turn = turn
@@ -222,12 +222,12 @@ class ThreadBackend(LocalBackend):
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call in the slots' own threads: some envs may only be touched by the thread that built them."""
         for i, slot in enumerate(slots):
-            job = ("call", slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs)
+            job = ("call", slot, self._next_call(slot), phase, name, args[i] if each else args, kwargs)
             self._post(self._workers[self.worker_of[slot]], job)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        return drain(self._answers, self._tickets, timeout_s)
+        return drain(self._answers, self._call_numbers, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Give up the call the worker is in; a new thread takes its other slots."""

@@ -17,7 +17,7 @@ class WorkerHandle:
         self.slots = slots
         self.pulses = pulses
         self.channel: ParentChannel | None = None
-        self.ticket = 0  # of its start, with the keeper
+        self.start_number = 0  # of its start, with the keeper
         self._keeper = keeper
         self.attached = False  # it has been told of its rows
         self.loss_told = True  # its process is there, or its end is among the backend's losses
@@ -30,7 +30,7 @@ class WorkerHandle:
     @property
     def pid(self) -> int:
         """Its process number, which the keeper tells a moment after the start."""
-        pid = self._keeper.pid_of(self.ticket, 2.0)
+        pid = self._keeper.pid_of(self.start_number, 2.0)
         if pid is None:
             raise ProcessLookupError(f"worker {self.index} has no process")
         return pid

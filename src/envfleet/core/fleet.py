@@ -421,8 +421,8 @@ class Fleet:
 
     def _send_reset(self, seed: Any, tasks: Any, slots: Any, options: Any) -> None:
         chosen, order = self._slots(slots)
-        book = self._table
-        out = chosen[(book.given[chosen] != book.seen[chosen]) & (book.given[chosen] != book.met[chosen])]
+        table = self._table
+        out = chosen[(table.given[chosen] != table.seen[chosen]) & (table.given[chosen] != table.met[chosen])]
         if len(out):
             raise SlotBusy(out.tolist(), "recv() them before resetting")
         self._table.seen[chosen] = self._table.given[chosen]  # rows that were not received are given up

@@ -54,7 +54,7 @@ class SlotTable:
         self.plain = False
         self._task_blobs: list[bytes] = []
         self._task_ids: dict[bytes, int] = {}
-        self._num_told = 0  # tasks the workers know
+        self._num_sent = 0  # tasks the workers know
         self._late: dict[int, dict[str, int]] = {}
 
     @property
@@ -84,7 +84,7 @@ class SlotTable:
         value = load_value(self._task_blobs[task], "call") if task >= 0 else None
         return f"<task {task}: {value.summary}>" if isinstance(value, Failure) else value
 
-    def task_id(self, value: Any, tell: Callable[[Mapping[int, bytes]], None]) -> int:
+    def task_id(self, value: Any, send: Callable[[Mapping[int, bytes]], None]) -> int:
         """The id of a task. A new one is sent to the workers; equal values share an id and travel once."""
         if value is None:
             return -1
@@ -92,9 +92,9 @@ class SlotTable:
         if blob not in self._task_ids:
             self._task_blobs.append(blob)
             self._task_ids[blob] = len(self._task_blobs) - 1
-        if self._num_told != len(self._task_blobs):  # also when the telling of an earlier one was interrupted
-            tell(dict(enumerate(self._task_blobs[self._num_told :], self._num_told)))
-            self._num_told = len(self._task_blobs)
+        if self._num_sent != len(self._task_blobs):  # also if sending an earlier one was interrupted
+            send(dict(enumerate(self._task_blobs[self._num_sent :], self._num_sent)))
+            self._num_sent = len(self._task_blobs)
         return self._task_ids[blob]
 
     def last_actions(self, slot: int) -> tuple[Any, ...]:

@@ -135,8 +135,8 @@ class Supervisor:
 
     def _failed(self, slot: int, failure: Failure) -> None:
         is_out = bool(self.table.given[slot] != self.table.seen[slot])
-        told = {"failure": failure, "traceback": failure.traceback}
-        fault = self._record(slot, "failed", failure.phase, failure.summary, is_out, True, **told)
+        details = {"failure": failure, "traceback": failure.traceback}
+        fault = self._record(slot, "failed", failure.phase, failure.summary, is_out, True, **details)
         self._handle(fault, counts=True, is_out=is_out)
 
     def _worker_lost(self, loss: Loss) -> None:
@@ -151,17 +151,17 @@ class Supervisor:
             if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.table.given[slot]):
                 continue
             is_out = self.table.is_out(slot)
-            told: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
+            details: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
             if slot == culprit:
                 kind, cause = ("timeout", loss.overrun) if loss.overrun else ("lost", f"the worker process {words}")
-                fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **told)
+                fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **details)
             else:
                 what = f"timed out in {loss.phase}" if loss.overrun else f"was in {loss.phase} when the process {words}"
                 shared = f"it shared worker {loss.worker} with slot {culprit}, which {what}"
                 idle = " while idle" if loss.phase == "idle" else ""
                 cause = shared if culprit >= 0 else f"the worker process {words}{idle}"
-                told["shared_with"] = culprit if culprit >= 0 else None
-                fault = self._record(slot, "lost", "step" if is_out else "idle", cause, is_out, True, **told)
+                details["shared_with"] = culprit if culprit >= 0 else None
+                fault = self._record(slot, "lost", "step" if is_out else "idle", cause, is_out, True, **details)
             # Only the slot that brought the worker down pays from its budget; with none known, all do.
             self._handle(fault, counts=slot == culprit or culprit < 0, is_out=is_out)
 

@@ -86,12 +86,12 @@ def _story(error: BaseException) -> str:
 
     Not by `traceback.format_exception`: that follows chains and groups without end, and these may contain themselves.
     """
-    told: list[str] = []
+    parts: list[str] = []
     link, following = error, ""
     for _ in range(_MAX_CHAIN):
         frames = traceback.format_tb(_own(link, "__traceback__"), -_MAX_FRAMES)
         head = "Traceback (most recent call last):\n" if frames else ""
-        told.insert(0, f"{head}{''.join(frames)}{_line(link)}\n{following}")
+        parts.insert(0, f"{head}{''.join(frames)}{_line(link)}\n{following}")
         cause, context = _own(link, "__cause__"), _own(link, "__context__")
         if cause is not None:
             following, link = "\nThe above exception was the direct cause of the following exception:\n\n", cause
@@ -99,9 +99,9 @@ def _story(error: BaseException) -> str:
             following, link = "\nDuring handling of the above exception, another exception occurred:\n\n", context
         else:
             break
-        told[0] = following + told[0]
+        parts[0] = following + parts[0]
         following = ""
-    return "".join(told)
+    return "".join(parts)
 
 
 def _line(error: BaseException) -> str:

@@ -108,19 +108,19 @@ class AecAgentEnv(AgentEnv):
         return self._settle()
 
     def step(self, action: Any) -> list[tuple[Any, Any]]:
-        """The active agent acts; gives what agents were told until the next one is to act, the ended ones first."""
+        """The active agent acts; returns the results of agents until the next one must act, ended ones first."""
         self.env.step(action)
         return self._settle()
 
     def _settle(self) -> list[tuple[Any, Any]]:
-        env, told, removed = self.env, [], False
+        env, results, removed = self.env, [], False
         bare = self._bare or env
         while bare.agents:
             agent = bare.agent_selection
             last = env.last() if bare is env else _last(env, bare, agent)
-            told.append((agent, last))
+            results.append((agent, last))
             if not (last[2] or last[3]):
-                return told
+                return results
             if self._with_state and not removed:
                 self._tell_state("final_state")
             removed = True
@@ -128,37 +128,37 @@ class AecAgentEnv(AgentEnv):
             env.step(None)
             if len(bare.agents) >= before:
                 raise RuntimeError(f"agent {agent!r} has ended, but step(None) did not remove it from `agents`")
-        return told
+        return results
 
     def actions(self, each: list[Any]) -> Any:
         """The argument of `step`: the action of the active agent."""
         return each[self.active.index(True)]
 
-    def begin(self, told: list[tuple[Any, Any]]) -> None:
+    def begin(self, results: list[tuple[Any, Any]]) -> None:
         """Read what the first agent sees."""
         self._clear()
         self._open_row()
-        self._hear(told)
+        self._read(results)
         if self.over:
             raise RuntimeError("reset() left no agent that can act")
 
-    def take(self, told: list[tuple[Any, Any]]) -> None:
-        """Read what agents were told after a step."""
+    def take(self, results: list[tuple[Any, Any]]) -> None:
+        """Read the results of agents after a step."""
         self._open_row()
         acted = self.active.index(True)
         self._remember(acted)
         self._hide(acted)
         self.pending[acted] = True
-        self._hear(told)
+        self._read(results)
         if self.over:
             for i, waits in enumerate(self.pending):
                 if waits:
                     self._vanished(i)
 
-    def _hear(self, told: list[tuple[Any, Any]]) -> None:
+    def _read(self, results: list[tuple[Any, Any]]) -> None:
         self.infos = {}
         self.over = True
-        for agent, last in told:
+        for agent, last in results:
             obs, reward, terminated, truncated, info = last if len(last) == 5 else unpack_result(last, 5, "step")
             i = self._place_of(agent)
             self.infos[agent] = checked_info(info)
@@ -177,7 +177,7 @@ class AecAgentEnv(AgentEnv):
             self._tell_state("state")
 
     def _vanished(self, i: int) -> None:
-        """The episode is over and this agent was never told: the env emptied `agents` without its dead step."""
+        """The episode is over and this agent was never results: the env emptied `agents` without its dead step."""
         agent = self.agents[i]
         self.earned[i] += number_of(self.env._cumulative_rewards.get(agent, 0.0))
         self._owed[i] = self.earned[i]

@@ -73,13 +73,13 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
         else:
             pid = _fork_worker(channel, fds, wake)
     except OSError as error:  # no memory, too many processes: one worker is missing, the others go on
-        channel.send(pickle.dumps((FromKeeper.REFUSED, message["ticket"], str(error))))
+        channel.send(pickle.dumps((FromKeeper.REFUSED, message["number"], str(error))))
         return
     finally:
         for fd in fds:
             os.close(fd)
     workers.add(pid)
-    channel.send(pickle.dumps((FromKeeper.STARTED, message["ticket"], pid)))
+    channel.send(pickle.dumps((FromKeeper.STARTED, message["number"], pid)))
 
 
 def _fork_worker(channel: Channel, fds: list[int], wake: tuple[int, int]) -> int:

@@ -101,7 +101,7 @@ class SharingWorker(Worker):
         before = time.perf_counter()
         self._advance_one(slot)
         slow = time.perf_counter() - before > _QUICK_S
-        tell: list[int] = []
+        report: list[int] = []
         with self._turn:
             if slow:
                 self._slow.add(slot)
@@ -109,14 +109,14 @@ class SharingWorker(Worker):
                 self._slow.discard(slot)
             if slot in self._alone:
                 self._alone.discard(slot)
-                tell = [slot]
+                report = [slot]
             else:
                 self._done.append(slot)
                 self._pass_on()
                 if self._running < 0 or len(self._done) >= _TOGETHER:
-                    tell, self._done = self._done, []
-        if tell:
-            self._report(tell)
+                    report, self._done = self._done, []
+        if report:
+            self._report(report)
 
     def _advance_one(self, slot: int) -> None:
         life, runner = self.lives[slot], self._runners.get(slot)
@@ -154,15 +154,15 @@ class SharingWorker(Worker):
 
     def _pass_by(self, seen: int) -> int:
         """Let a slot that has run since the last look go on alone, and the others go on without it."""
-        tell: list[int] = []
+        report: list[int] = []
         with self._turn:
             if self._running >= 0 and self._passed == seen:
                 self._alone.add(self._running)
-                tell, self._done = self._done, []
+                report, self._done = self._done, []
                 self._pass_on()
             seen = self._passed
-        if tell:
-            self._report(tell)
+        if report:
+            self._report(report)
         return seen
 
     def _advance(self, frame: bytes) -> None:

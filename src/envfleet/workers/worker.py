@@ -270,7 +270,7 @@ class Worker:
         words = self.pulse.words
         self.runner = compiled_core.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
 
-    def _call(self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call(self, slot: int, number: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pulse = self.pulse_of(slot)
         answer: Failure | bytes
         try:
@@ -280,7 +280,7 @@ class Worker:
             answer = Failure.of(error, phase)
         finally:
             pulse.enter(-1, "idle")
-        self._reply(FromWorker.CALLED, slot, ticket, answer)
+        self._reply(FromWorker.CALLED, slot, number, answer)
 
     def pulse_of(self, slot: int) -> Pulse:
         """The pulse of this slot."""

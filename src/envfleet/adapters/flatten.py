@@ -21,8 +21,8 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
 
     The observation is one float32 vector: every agent's observation, flattened, in the order of `possible_agents`
     (an action mask among them too). The action is a MultiDiscrete with an entry for each agent (Discrete and MultiDiscrete
-    agents) or one Box (Box agents). An inactive agent has zeros in the observation; in
-    the step in which an agent ends, its part is its last observation. `info["active"]` says who acts next, `info["agents"]` holds the
+    agents) or one Box (Box agents). An inactive agent has zeros in the observation; in the step in which an agent ends, its
+    part is its last observation. `info["active"]` says which agents act next, `info["agents"]` holds the
     agents' own infos when there are any, and `info["is_success"]` comes at the end if all agents reported one.
 
     The episode is over when no agent is left: `truncated` if one of the last agents was truncated, else `terminated`.

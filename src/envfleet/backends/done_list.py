@@ -53,7 +53,7 @@ class DoneList:
                 left = deadline - time.monotonic()
                 if len(slots) >= at_least or left <= 0:
                     break
-                self._bell.acquire(timeout=left)  # a ring left over from before only costs one more look
+                self._bell.acquire(timeout=left)  # a signal from before only costs one more check
             self._target = 0
         return [slots.popleft() for _ in range(len(slots))]
 

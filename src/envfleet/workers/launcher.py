@@ -1,4 +1,4 @@
-"""The parent's side of the keeper: start it, have it start workers, learn of their ends, end it."""
+"""The parent's side of the keeper: start it, let it start workers, read how they ended, end it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def working_folder() -> str | None:
 
 
 class Keeper:
-    """One keeper process. What it says fills `pids`, `refused` and `exits`; `gone` says that it has ended.
+    """One keeper process. Its messages fill `pids`, `refused` and `exits`; `gone` says that it has ended.
 
     Starting a worker does not wait for it: frames for it may be sent at once, its pid comes later.
     """
@@ -76,7 +76,7 @@ class Keeper:
 
     def _fork(self, theirs: Channel) -> int:
         parent = os.getpid()
-        # What is still in the buffers would be inherited, and printed once more by every process forked from here.
+        # What is still in the buffers would be inherited, and printed again by every process forked from here.
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -125,7 +125,7 @@ class Keeper:
         return self.pids[number]
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Take in what the keeper says."""
+        """Read the keeper's messages."""
         self.channel.wait(timeout_s)
         while (frame := self.channel.peek()) is not None:
             what, key, value = pickle.loads(frame)
@@ -177,7 +177,7 @@ class Keeper:
         except (ProcessLookupError, PermissionError):
             try:
                 os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):  # it has ended; the keeper will tell how
+            except (ProcessLookupError, PermissionError):  # it has ended; the keeper will report how
                 return
 
     def close(self) -> None:

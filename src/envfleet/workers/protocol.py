@@ -1,8 +1,8 @@
-"""Everything that parent, keeper and workers say to each other over their channels, by name.
+"""All messages between parent, keeper and workers over their channels, by name.
 
-A frame between parent and worker begins with one byte that says what it is. ADVANCE and DONE are on the step path and carry
-arrays; everything else is pickled. Rows travel in frames only for `pipe`; with `shm` and the compiled core slots travel through
-rings (`compiled/exchange.c`), and only what is beside a row comes here.
+A frame between parent and worker begins with one byte for its kind. ADVANCE and DONE are on the step path and carry arrays;
+everything else is pickled. Frames contain rows only for `pipe`; with `shm` and the compiled core slot numbers go through
+rings (`compiled/exchange.c`), and frames carry only side parts: infos, mailbox objects and failures.
 """
 
 from __future__ import annotations

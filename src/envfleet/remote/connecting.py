@@ -1,4 +1,4 @@
-"""How a session is opened: wait for a turn, try a server, and count it as open only when it has answered."""
+"""How a session is opened: wait in the queue, try a server, and count it as open only when it has answered."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Opener:
             self._table.leave(waiter)
 
     def _give_up(self, waiter: Waiter, waited: float, last: errors.CapacityReached | None) -> None:
-        """Raise when there is no point in waiting on, or no time left for it."""
+        """Raise if waiting longer is useless, or the time is over."""
         down = self._table.all_down(waiter.urls)
         if down and waited >= self._config.down_timeout_s:
             reasons = "; ".join(waiter.failures.get(url, "down") for url in waiter.urls)

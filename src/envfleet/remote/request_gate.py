@@ -17,7 +17,7 @@ _FORM_TYPE = "application/x-www-form-urlencoded"  # the same, but curl and urlli
 
 
 class Gate:
-    """The names and origins that are let in: loopback, the address that is bound, and those that were listed.
+    """The names and origins that are accepted: loopback, the address that is bound, and those that were listed.
 
     Args:
         host: the address that is bound.

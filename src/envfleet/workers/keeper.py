@@ -1,4 +1,4 @@
-"""The keeper: one small process per fleet (or process executor) that starts the workers and ends them, also if the parent is killed.
+"""The keeper: one process per fleet (or process executor) that starts the workers and ends them, also if the parent is killed.
 
 It is the workers' parent process. Under "fork" it is forked from the user's process, under "forkserver" it is a fresh
 interpreter that forks workers, under "spawn" a fresh interpreter that launches fresh interpreters. Because workers are

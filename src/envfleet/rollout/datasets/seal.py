@@ -1,7 +1,7 @@
 """Parquet shards with a digest of the whole file inside.
 
 Parquet's own page checksums cover neither page headers nor the footer, so a changed bit there can change values
-without a word. The footer may hold free text, and there goes the seal: the SHA-256 of the whole file, of the footer,
+silently. The footer may hold free text; it holds the seal: the SHA-256 of the whole file, of the footer,
 and a CRC-32 of every row group, all computed with the seal's own digits as zeros. Any Parquet reader ignores it. It travels
 with the file, and one rename puts both in place. A spare copy of the footer is before it, where no reader looks: without a
 footer nothing of a Parquet file can be read.

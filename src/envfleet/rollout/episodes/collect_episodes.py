@@ -25,10 +25,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class EpisodeRun:
-    """One call of `episodes`: slots work off their tickets, finished episodes come out in ticket order.
+    """One call of `episodes`: slots collect their tickets, finished episodes are yielded in ticket order.
 
-    A slot is idle (no ticket), acting (a ticket, acting), held (a ticket whose turn is too far ahead of the
-    oldest unfinished one) or gone (quarantined).
+    A slot is idle (no ticket), acting (on a ticket), held (its ticket is too far ahead of the oldest
+    unfinished one) or gone (quarantined).
     """
 
     def __init__(self, collector: Collector, office: TicketOffice, ordered: bool, yield_failed: bool) -> None:
@@ -96,7 +96,7 @@ class EpisodeRun:
             if rollout is None:
                 continue
             if rollout.error is None:
-                self.ledger.use()  # before the caller sees it: what it holds is used, also if it never comes back
+                self.ledger.use()  # before the caller gets it: it counts as used even if the caller stops here
             yield rollout
 
     def _free(self) -> Ints:
@@ -278,7 +278,7 @@ class EpisodeRun:
         for slot, ticket in zip(slots.tolist(), tickets):
             self.held[slot] = ticket
             if self.fleet.on_end == "reset":
-                # Assigned anew also if it was before: a rebuild or an explicit reset used the seed up.
+                # Assigned again even if it was before: a rebuild or an explicit reset has used the seed.
                 following = self.coming.pop(slot, None) or self.office.take(slot)
                 if following is not None:
                     ahead[slot] = following
@@ -296,7 +296,7 @@ class EpisodeRun:
             self.ledger.start()
 
     def _give_up(self) -> None:
-        """The caller has left: what runs and what it did not take is dropped, and counted."""
+        """The caller stopped: running and unread episodes are dropped, and counted."""
         self.ledger.drop("unfinished when the caller stopped", len(self.acting))
         not_taken = sum(rollout is not None and rollout.error is None for rollout in self.done.values())
         self.ledger.drop("finished but not taken", not_taken)

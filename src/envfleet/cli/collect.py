@@ -1,4 +1,4 @@
-"""`envfleet collect ENV --out DIR`: episodes into a dataset that a kill cannot spoil and the same command continues."""
+"""`envfleet collect ENV --out DIR`: collect episodes into a crash-safe dataset; the same command continues it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _policy(args: argparse.Namespace, fleet: Any) -> Any:
 
         agent: Any = load_agent(args.policy)
         policy = agent.policy(fleet.num_envs, deterministic=not args.sample, seed=args.seed)
-        policy.version = agent.update  # every step of the dataset tells which update chose its action
+        policy.version = agent.update  # every step of the dataset names the update that chose its action
         return policy
     if ":" not in args.policy:
         raise BadArgument(f"--policy {args.policy!r}: give 'random', an existing checkpoint, or MODULE:NAME")

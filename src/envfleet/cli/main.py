@@ -96,7 +96,7 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Misuse takes the way of every other error: one line, exit code 2."""
+    """Wrong usage is handled like every other error: one line, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         raise BadArgument(f"{message} (`{self.prog} --help` lists the options)")

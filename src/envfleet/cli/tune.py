@@ -1,4 +1,4 @@
-"""`envfleet tune ENV`: what `backend="auto"` guesses, found by trying every backend and worker count."""
+"""`envfleet tune ENV`: measures every backend and worker count, where `backend="auto"` estimates."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class ServerConfig:
     """The options of a server; every one is a keyword argument of `serve` and `Server`.
 
     Args:
-        host, port: where to listen; port 0 chooses a free port. Other machines reach it only if `host` is an address of the network.
+        host, port: where to listen; port 0 chooses a free port. For other machines `host` must be a network address.
         max_sessions: the most sessions at a time; further clients get CAPACITY_REACHED.
         backend: "auto" ("pipe", or "aio" for environments with coroutines), "pipe" (worker processes with a thread
             for each session), "thread", "aio" (the server's own event loop), or "serial" (in the server itself:

@@ -1,4 +1,4 @@
-"""What a fleet's policy is asked and what it may answer."""
+"""The request to a policy of a fleet, and its answer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Ask:
         return numbers
 
     def rng(self, row: int) -> np.random.Generator:
-        """A generator of its own for one row; handier than `uniform`, and slower."""
+        """A separate generator for one row; more convenient than `uniform`, but slower."""
         key = [self.seed & (2**64 - 1), int(self.episode[row]), int(self.step[row])]
         return np.random.default_rng(np.random.SeedSequence(key))
 
@@ -80,7 +80,7 @@ def _mix(bits: Any) -> Any:
 
 
 class RandomPolicy:
-    """Uniform random actions, the same for (run seed, episode, step) whatever runs beside them.
+    """Uniform random actions that depend only on (run seed, episode, step).
 
     A declared column `action_mask` of a Discrete space is respected.
 

@@ -82,8 +82,8 @@ class SlotLife:
     def build(self) -> Calls:
         """Construct the env; closes the previous one."""
         if self.slab is not None:
-            # The last env's final observation may be what it failed with: an object that no parent can read would be sent
-            # along with every row until an episode ends, and each time be a fault.
+            # The last env may have failed with its final observation: an object that the parent cannot unpickle would be
+            # sent with every row until an episode ends, and be a fault each time.
             self.slab.forget_final_mail(self.slot)
         if self.env is not None:
             old, self.env = self.env, None

@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, checked when they are read, read without executing anything.
+"""Checkpoints: written completely or not at all, checked when they are read, read without executing code.
 
 A checkpoint is a `torch.save` file of plain values and tensors only, so that `weights_only=True` reads it. It is
-written beside its final name, flushed to the disk and renamed: a kill at any moment leaves the earlier files intact. Such a file
+written under a temporary name, flushed to the disk and renamed: a kill at any moment leaves the earlier files intact. Such a file
 is a zip archive, and the archive's comment holds the SHA-256 of all bytes before it: `torch.load` reads the file as any other.
 """
 

@@ -46,8 +46,8 @@ def default_of(spec: dataclasses.Field[Any]) -> Any:
 class PPOConfig:
     """All settings of a PPO run. Frozen: what is derived from the settings is a property or a method.
 
-    What is not given comes from the preset that fits the environment, then from the plain defaults; `preset="none"` leaves
-    presets out. What is given always wins.
+    Settings that are not given come from the preset for the environment, then from the defaults; `preset="none"` uses no
+    preset. Given settings always win.
 
     Example:
         >>> config = PPOConfig(env="CartPole-v1", num_envs=8, total_steps=100_000, seed=1)
@@ -68,7 +68,7 @@ class PPOConfig:
     )
     on_fault: Literal["raise", "restart"] = _where(
         "restart",
-        "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is given up), or raise and stop",
+        "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is quarantined), or raise and stop",
     )
     columns: dict[str, Any] = _where(
         {}, "in Python: declared info columns, name -> space (`action_mask` masks actions)", cli=False
@@ -128,14 +128,14 @@ class PPOConfig:
     on_nan: Literal["stop", "skip"] = _run("stop", "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it")
     # -- run folder ------------------------------------------------------------------------------------------------
     out: str | None = _run(None, "folder of the run: checkpoints, logs, report; default: nothing is written")
-    resume: bool = _run(False, "go on from the last checkpoint in the folder; begins anew if there is none")
+    resume: bool = _run(False, "continue from the last checkpoint in the folder; start a new run if there is none")
     restore: Literal["replay", "end"] = _run("replay", "episodes that ran at the checkpoint: replay (exact) or end them")
     checkpoint_every: int = _run(20, "updates between checkpoints; 0: only at the end")
     keep_checkpoints: int = _run(3, "latest checkpoints kept; the best one is kept besides")
     eval_every: int = _run(0, "updates between evaluations during training; 0: none")
     eval_episodes: int = _run(10, "episodes of an evaluation during training")
     tensorboard: bool = _run(True, "write TensorBoard files into the run folder")
-    wandb: bool = _run(False, "log to Weights & Biases, one run whatever the number of workers")
+    wandb: bool = _run(False, "log to Weights & Biases, one run for any number of workers")
     wandb_project: str = _run("envfleet", "Weights & Biases project")
     wandb_mode: str | None = _run(None, "online, offline or disabled; default: what W&B decides")
     video_every: int = _run(0, "updates between videos of slot 0; 0: none")

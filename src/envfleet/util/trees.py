@@ -1,4 +1,4 @@
-"""Observations and actions as trees of arrays: one place that walks Dict and Tuple spaces.
+"""Observations and actions as trees of arrays: the only code that walks Dict and Tuple spaces.
 
 A tree is an array, a dict of trees or a tuple of trees, as Gymnasium's `batch_space` lays them out. What
 has no fixed shape (text, graphs, arbitrary Python values) is a leaf too: an object array, one value a row.
@@ -110,7 +110,7 @@ def as_columns(space: spaces.Space[Any] | None, batch: Tree) -> Tree:
     """Make every leaf of a batched value an array with one row per slot.
 
     Leaves without a fixed shape arrive as a tuple with one Python value a row and become object arrays;
-    only the space can tell such a tuple from a Tuple observation.
+    only the space distinguishes such a tuple from a Tuple observation.
     """
     if isinstance(space, spaces.Dict):
         return {key: as_columns(part, batch[key]) for key, part in space.spaces.items()}

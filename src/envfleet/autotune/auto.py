@@ -122,7 +122,7 @@ def _isolated(step_s: float, num_slots: int, workers: int, busy: str) -> Choice:
         workers = 1
     batch_s = _batch_s(step_s, num_slots, workers, ALONE_S if workers == 1 else ISOLATED_S)
     why = (
-        f"{duration(step_s)} a step: {duration(batch_s)} a batch; isolated, as a crash or a hang of it must not be this process's"
+        f"{duration(step_s)} a step: {duration(batch_s)} a batch; isolated, so that its crash or hang cannot affect this process"
     )
     return Choice("shm", workers, True, why + busy)
 
@@ -142,7 +142,7 @@ def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fau
     try:
         probe = remembered(recipe) or _probe(recipe)
     except NotPicklable as why:
-        return Choice("serial", None, True, f"it cannot travel to workers ({str(why).split(':')[0]}): {unsafe}")
+        return Choice("serial", None, True, f"it cannot be sent to workers ({str(why).split(':')[0]}): {unsafe}")
     except ProbeFailed as why:
         workers = min(num_workers or usable_cpus(), recipe.num_slots)
         return Choice("shm", workers, True, f"isolated, because the probe failed: {why}")

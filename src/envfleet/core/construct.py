@@ -98,7 +98,7 @@ def make(
     if is_remote(env):
         env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
     elif backend == "remote":
-        raise BadArgument("backend 'remote' wants addresses of servers as its first argument, e.g. 'http://host:8000'")
+        raise BadArgument("backend 'remote' needs addresses of servers as its first argument, e.g. 'http://host:8000'")
     _check_agents(env)
     wrappers = (*wrappers, keep_state) if with_state else wrappers
     factories, spec = factories_for(env, num_envs, env_kwargs, wrappers)
@@ -226,7 +226,7 @@ def _backend(
     if start_method is not None and backend not in ("pipe", "shm"):
         raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
     if backend == "serial" and num_workers not in (None, 1):
-        raise BadArgument(f"backend 'serial' has one worker, the caller; num_workers={num_workers} cannot be")
+        raise BadArgument(f"backend 'serial' has one worker, the caller: num_workers={num_workers} is not possible")
     if backend in ("pipe", "shm") and not hasattr(os, "fork"):
         raise MissingExtra(backend, why="This system has no fork; use backend='thread' or 'serial'.")
     kind = load_attribute(BACKENDS[backend], "backend")

@@ -260,7 +260,7 @@ def exit_words(exit_code: int | None) -> str:
         ('was killed by signal 9 (SIGKILL)', 'exited with code 3')
     """
     if exit_code is None:
-        return "ended (its exit code could not be learnt)"
+        return "ended (its exit code is not known)"
     if exit_code < 0:
         try:
             name = signal.Signals(-exit_code).name

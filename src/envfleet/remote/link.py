@@ -244,7 +244,7 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
     except InvalidStatus as error:
         status = error.response.status_code
         if status in (401, 403):
-            why = f"the server answered {status}: it wants a (different) token; token=…, or ENVFLEET_TOKEN for commands"
+            why = f"the server answered {status}: it needs a (different) token; token=…, or ENVFLEET_TOKEN for commands"
             raise Unauthorized(endpoint.public, why) from None
         if status == 421:
             why = "it is not reached under this name: serve with --allow-host NAME, or use its address"

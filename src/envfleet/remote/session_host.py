@@ -143,7 +143,7 @@ class FleetHost:
             self._free.append(slot)
 
     def reset(self, slot: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
-        """Reset the slot's environment; `fresh` builds a new one first. Raises BadAction for options that cannot travel."""
+        """Reset the slot's environment; `fresh` builds a new one first. Raises BadAction for options that cannot be sent."""
         if options:
             try:
                 pickle.dumps(options)  # together with those of others it would fail them all

@@ -1,6 +1,6 @@
 """The compiled core, if there is one: the slot life in C, its doorbell, and the wrappers it may replace.
 
-`ENVFLEET_COMPILED=0` chooses the Python twin, which is the specification; so does a machine without a compiler.
+`ENVFLEET_COMPILED=0` chooses the Python version, which is the specification; so does a machine without a compiler.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load(name: str = "_compiled") -> Any:
         return None
     try:
         return importlib.import_module(f"envfleet.{name}")
-    except ImportError:  # built without a compiler: `status()` says so, the Python twin does the work
+    except ImportError:  # built without a compiler: `status()` says so, the Python version is used
         return None
 
 
@@ -41,11 +41,11 @@ def status() -> str:
         True
     """
     if os.environ.get("ENVFLEET_COMPILED", "1") == "0":
-        return "off (ENVFLEET_COMPILED=0): the Python twin is used"
+        return "off (ENVFLEET_COMPILED=0): the Python version is used"
     try:
         importlib.import_module("envfleet._compiled")
     except ImportError as missing:
-        return f"absent ({missing}): the Python twin is used; install again where there is a C compiler"
+        return f"absent ({missing}): the Python version is used; install again where there is a C compiler"
     return "present"
 
 

@@ -129,7 +129,7 @@ def _load_factory(blob: bytes) -> Factory:
     except ModuleNotFoundError as missing:
         missing.add_note(
             f"A worker could not import {missing.name!r}. Put its folder on sys.path or PYTHONPATH, "
-            "or define the environment in the script itself, from where it travels by value."
+            "or define the environment in the script itself: then it is sent by value."
         )
         raise
     assert callable(factory)
@@ -238,7 +238,7 @@ def pickled(value: Any, what: str) -> bytes:
         >>> pickled(lambda: lock, "the environment factory")
         Traceback (most recent call last):
         ...
-        envfleet.errors.NotPicklable: the environment factory <lambda> cannot travel to a worker: ...
+        envfleet.errors.NotPicklable: the environment factory <lambda> cannot be sent to a worker: ...
     """
     try:
         return cloudpickle.dumps(value)  # type: ignore[no-any-return]
@@ -246,7 +246,7 @@ def pickled(value: Any, what: str) -> bytes:
         name = getattr(value, "__qualname__", None) or repr(value)
         culprit = _culprit(value) or "one of its parts"
         raise NotPicklable(
-            f"{what} {name} cannot travel to a worker: {culprit} cannot be pickled ({error}). "
+            f"{what} {name} cannot be sent to a worker: {culprit} cannot be pickled ({error}). "
             "Create it inside the callable, or use backend='thread' or 'serial'."
         ) from error
 

@@ -174,7 +174,7 @@ def _check(path: Path, data: bytes) -> None:
     body, seal = memoryview(data)[:-_SEAL_SIZE], data[-_SEAL_SIZE:]
     if seal.startswith(_SEAL):
         if seal[len(_SEAL) :] != hashlib.sha256(body).hexdigest().encode():
-            raise CheckpointDamaged(path, "its digest is not that of what was written")
+            raise CheckpointDamaged(path, "its content does not match its digest")
         return
     end = data[-_ZIP_END_SIZE:]
     if end[:4] != _ZIP_END or end[-2:] != b"\0\0":

@@ -110,7 +110,7 @@ class Worker:
         for slot in start["slots"]:
             life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks, AGENTS)
             life.options = start["options"].get(slot)
-            life.keep = dump_value  # what cannot travel fails in the life, with its phase and step
+            life.keep = dump_value  # what cannot be pickled fails in the life, with its phase and step
             if not start["build"]:
                 continue  # restarted worker: each env is built when its slot is sent
             self._build_one(life)

@@ -262,4 +262,4 @@ def _locked(directory: Path) -> FolderLock:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise WriteFailed(directory, error, "nothing was changed") from error
-        raise DatasetError(f"{directory} cannot be made ({error}): give a directory one can write to") from error
+        raise DatasetError(f"{directory} cannot be made ({error}): give a writable directory") from error

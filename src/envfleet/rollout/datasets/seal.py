@@ -91,7 +91,7 @@ def check_seal(file: BinaryIO, path: Path) -> bool:
     if ends.place < 0 and not ends.has_key:
         return False
     if ends.place < 0 or ends.part(_CRC, _SHA) != _whole_digest(file, ends.begin + ends.place + _CRC):
-        raise DatasetDamaged(path, "its digest is not that of what was written")
+        raise DatasetDamaged(path, "its content does not match its digest")
     return True
 
 

@@ -204,7 +204,7 @@ def packed(answer: tuple[Any, BaseException | None]) -> bytes:
         data: bytes = cloudpickle.dumps(answer)
     except Exception as why:
         action, error = answer
-        text = f"{type(error).__name__}: {error}" if error is not None else f"the action {action!r} cannot travel ({why})"
+        text = f"{type(error).__name__}: {error}" if error is not None else f"the action {action!r} cannot be sent ({why})"
         data = pickle.dumps((None, RuntimeError(text)))
     return data
 
@@ -292,5 +292,5 @@ def dumps(value: Any, what: str) -> bytes:
         return data
     except Exception as error:
         raise NotPicklable(
-            f"{what} cannot travel to a worker process ({type(error).__name__}: {error}); give a factory that builds it there"
+            f"{what} cannot be sent to a worker process ({type(error).__name__}: {error}); give a factory that builds it there"
         ) from error

@@ -197,5 +197,5 @@ def split_rows(actions: Any, count: int) -> list[Any]:
         return [tree_rows(actions, row) for row in range(count)]
     if not hasattr(actions, "__len__") or len(actions) != count:
         got = f"{len(actions)} actions" if hasattr(actions, "__len__") else repr(actions)
-        raise BadArgument(f"the policy was given {count} observations and returned {got}; one action a row is needed")
+        raise BadArgument(f"the policy was given {count} observations and returned {got}; one action per row is needed")
     return list(actions)

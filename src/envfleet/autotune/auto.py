@@ -34,7 +34,7 @@ COPY_S = 1e-10
 HANDFUL_S = 40e-6
 #: Where others have the cores, a worker waits for its turn once a batch, some milliseconds. Shares longer than this outlast
 #: that (Ant, 8 slots, 1.4 ms: 1.0, 1.3 and 1.8 of serial beside 1, 2 and 4 busy loops), shorter ones do not (CartPole,
-#: 64 slots, 0.25 ms: 0.65, 0.39 and 0.57 before waiters learnt to stop spinning, 0.8 to 1.7 since).
+#: 64 slots, 0.25 ms: 0.65, 0.39 and 0.57 while waiters did not stop spinning, now 0.8 to 1.7).
 OUTLASTS_S = 1e-3
 
 

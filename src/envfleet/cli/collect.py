@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect what is missing; 1 when some episodes failed for good."""
+    """Collect what is missing; 1 when some episodes failed in all attempts."""
     from envfleet.errors import WriteFailed
     from envfleet.rollout.datasets.parquet import DatasetWriter
 

@@ -1,4 +1,4 @@
-"""The command `envfleet`: one module a command.
+"""The command `envfleet`: one module per command.
 
 A command is a module with `HELP`, `DESCRIPTION`, `add_arguments(parser)` and `run(args) -> int`. Adding one is a line in
 `COMMANDS`. Modules of commands import nothing heavy before `add_arguments`, because `envfleet --help` imports them all.

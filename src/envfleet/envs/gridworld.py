@@ -39,7 +39,7 @@ class GridWorldEnvParallel(PettingZooParallelEnv):  # type: ignore[misc]
     obstacles (-0.1 for every farther) and -0.01 for each cycle.
 
     Args:
-        size: cells a side.
+        size: cells per side.
         num_agents: how many agents, each with a goal.
         num_obstacles: cells that cannot be entered; the rest stays connected.
         max_cycles: the limit of an episode, in moves of each agent.

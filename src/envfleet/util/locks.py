@@ -65,7 +65,7 @@ class FolderLock:
             os.ftruncate(self._file.fileno(), 0)
             self._file.write(json.dumps(about).encode())
         except OSError:
-            pass  # a full disk: held all the same, only without a name
+            pass  # a full disk: the lock is held, but without the name of its owner
 
     def close(self) -> None:
         """Release it; idempotent."""

@@ -36,7 +36,7 @@ def sealed_shard(batches: list[Any]) -> bytearray:
     """The bytes of a Parquet file with these record batches, sealed."""
     pa = arrow()
     table = pa.Table.from_batches(batches).combine_chunks()
-    # A few megabytes a row group: readers hold one group at a time.
+    # A few megabytes per row group: readers hold one group at a time.
     rows = max(1, min(1024, (8 << 20) * len(table) // max(1, table.nbytes)))
     groups = b"%08x" % -(-len(table) // rows)
     sink = pa.BufferOutputStream()

@@ -50,7 +50,7 @@ class EpisodeRun:
             )
         for slot in gone:
             office.close_slot(slot)
-        self.done: dict[int, Rollout | None] = {}  # place in the output → episode, or None: it failed for good
+        self.done: dict[int, Rollout | None] = {}  # position in the output → episode, or None: all attempts failed
         self.next_position = 0  # in the output
         self._num_done = 0
         self._started = np.zeros((num_slots, 2))  # [slot] time of day and perf_counter

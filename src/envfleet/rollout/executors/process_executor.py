@@ -192,7 +192,7 @@ class ProcessWorkers(DaemonPool):
     __del__ = _close
 
     def shutdown(self, wait: bool = True, **options: Any) -> bool:  # type: ignore[override]
-        """Wait for running calls, at most the timeout; then end every process, for good."""
+        """Wait for running calls, at most the timeout; then end every process."""
         ended = super().shutdown(wait, **options)
         self._close()  # a thread that still waits for a worker sees it end
         return ended or super().shutdown(wait=True, timeout=2.0)

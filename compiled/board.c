@@ -1,8 +1,8 @@
-// The parent's board: which turn each slot was given, which is done, and what lies beside the rows. See Backend in
+// The parent's board: which turn each slot was given, which is done, and what is beside the rows. See Backend in
 // src/envfleet/backends/base.py.
 //
 // Python may raise an exception of a signal handler between any two of its own instructions, but never inside one call into
-// C that does not ask for it. So whatever has to happen together happens in here: a slot is handed over and its turn counted,
+// C that does not ask for it. So changes that belong together are made here: a slot is submitted and its turn counted,
 // or neither; its info is kept and its turn marked as done, or neither.
 #include "envfleet.h"
 

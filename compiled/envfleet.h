@@ -7,12 +7,12 @@
 #include <stdint.h>
 #include <time.h>
 
-// What a slot left beside its row: nothing, an info in the arena, or something Python has to look at.
+// What a slot left beside its row: nothing, an info in the arena, or something for Python.
 // GONE: the call was given up, nothing was written. LEFT: nothing was written either, the Python life must take the result.
-// BROKEN (with PYTHON): an exception cut the advance itself short, whatever the row says.
+// BROKEN (with PYTHON): an exception interrupted the advance itself; the row is not valid.
 enum { SIDE_NONE = 0, SIDE_ARENA = 1, SIDE_PYTHON = 2, SIDE_GONE = 4, SIDE_LEFT = 8, SIDE_BROKEN = 8 };
 
-// What the parent knows of its slots' turns: board.c.
+// The turns of all slots, in the parent: board.c.
 typedef struct {
     PyObject *parts; // keeps all below alive
     uint32_t *given, *done;
@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *keep_alive;   // tuple of the arrays below
-    PyObject *slow;         // slow(slot) -> bool: one advance by the Python twin; whether it left something beside the row
+    PyObject *slow;         // slow(slot) -> bool: one advance by the Python life; whether it left something beside the row
     PyObject *pickle;       // dumps, or NULL where infos stay in this process
     Slot *slots;
     Py_ssize_t num_slots;
@@ -71,7 +71,7 @@ typedef struct {
     uint32_t *kept_turn;
     PyObject *keep;              // Slab.keep, where objects have to be kept too
     Board board;                 // of a parent that steps by itself
-    char interruptible;          // runs in a main thread: a KeyboardInterrupt is the user's, not the env's
+    char interruptible;          // runs in a main thread: a KeyboardInterrupt comes from the user, not from the env
     unsigned born;               // how often this process had been forked when the runner was made
     char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
     Py_ssize_t arena_bytes;
@@ -82,7 +82,7 @@ int runner_setup_numpy(void);
 // One advance of a slot. Returns SIDE_…, or -1 with an exception that must not be caught (KeyboardInterrupt).
 // `*now`: the time if the caller knows it, else 0; likewise on return. So a row of advances reads the clock once each.
 int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now);
-// How often a fork has made this process from another; and the end of a child that comes back out of an env's call.
+// How often a fork has made this process from another; and the end of a child that returns from a call of an env.
 extern unsigned fork_count;
 void end_if_forked(Runner *runner);
 void runner_idle(Runner *runner, int64_t now);

@@ -4,14 +4,14 @@
 // sleeps on a futex when they are long, so that cheap envs pay no wake-up and a learner that computes keeps the cores.
 // Workers wake the parent once, when as many slots are done as it waits for.
 //
-// Who owns what. Every word of the shared memory has one writer:
+// Ownership. Every word of the shared memory has one writer:
 //
 //   request ring of worker w, request_tail, control    written by the parent, read by worker w
 //   done ring of worker w, done_tail, sleeping, place  written by worker w, read by the parent
 //   parent.sleeping, parent.target                     written by the parent, read by workers
 //   the two bells                                      added to by the side that wakes, slept on by the side that waits
 //   request_head, done_head                            not shared: what the reader of a ring has read so far
-//   the rows (slab)                                    the caller's until their slot is in a request ring, then the worker's
+//   the rows (slab)                                    owned by the caller until their slot is in a request ring, then by the worker
 //                                                      until it is in the done ring
 //
 // Tails only grow and wrap at 2^32; a ring has room for every slot, and a slot is in one ring at most, so a ring is never full.
@@ -19,11 +19,11 @@
 // Memory order. A writer fills the entry (and before it the row) with plain stores, then stores the tail with RELEASE. The reader
 // loads the tail with ACQUIRE, and then sees the entry and the row. That is all that the data needs.
 //
-// Sleeping needs more, because two sides each write one word and then read the other's: the waiter sets `sleeping` and looks
-// at the tails once more; the other side moves its tail and looks at `sleeping`. With RELEASE and ACQUIRE alone both could
-// read the old value, and the waiter would sleep for good. A SEQ_CST fence between the write and the read on BOTH sides
+// Sleeping needs more, because two sides each write one word and then read the other's: the waiter sets `sleeping` and checks
+// the tails again; the other side moves its tail and looks at `sleeping`. With RELEASE and ACQUIRE alone both could
+// read the old value, and the waiter would sleep forever. A SEQ_CST fence between the write and the read on BOTH sides
 // excludes that: at least one of them sees the other's write. The bell closes the last gap: its value is read before
-// `sleeping` is set, FUTEX_WAIT returns at once if it has changed since. Every sleep is bounded all the same (SLICE_NS), so a
+// `sleeping` is set, FUTEX_WAIT returns at once if it has changed since. In any case every sleep is bounded (SLICE_NS), so a
 // process that dies between its two steps costs milliseconds, not the run.
 #ifdef __linux__
 #include "exchange.h"
@@ -49,7 +49,7 @@ static void relax(void) {
 #endif
 }
 
-// Sleeps while *word == value, at most `ns`. Returns early for any reason: callers look again.
+// Sleeps while *word == value, at most `ns`. May return early for any reason: callers check again.
 static void sleep_on(uint32_t *word, uint32_t value, int64_t ns) {
     struct timespec t = {ns / 1000000000, ns % 1000000000};
     syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
@@ -66,8 +66,8 @@ void ring_worker(Exchange *x, Py_ssize_t w) {
     if (load(&x->workers[w].sleeping)) wake(&x->workers[w].bell);
 }
 
-// How many slots all workers have done since the beginning, modulo 2^32. Not one moment's sum: a worker may go on while the
-// others are read, so the sum may be too small, never too large. A reader that finds too few looks again.
+// How many slots all workers have done since the beginning, modulo 2^32. Not an atomic sum: a worker may continue while the
+// others are read, so the sum may be too small, never too large. A reader that finds too few checks again.
 static uint32_t sum_done(Exchange *x) {
     uint32_t sum = 0;
     for (Py_ssize_t w = 0; w < x->num_workers; w++) sum += load(&x->workers[w].done_tail);
@@ -83,7 +83,7 @@ void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side, uint32_t turn) 
 }
 
 // Only the worker whose slot completes the target wakes the parent; if two do at once, the second wake has no effect.
-void tell_parent(Exchange *x) {
+void wake_parent(Exchange *x) {
     fence(); // done_tail was stored before; pairs with the fence in await_done
     if (load(&x->parent->sleeping) && (int32_t)(sum_done(x) - load(&x->parent->target)) >= 0) wake(&x->parent->bell);
 }
@@ -93,28 +93,28 @@ static void learn_gap(Exchange *x, int64_t gap) {
     x->mean_gap_ns += (gap - x->mean_gap_ns) / 8;
 }
 
-// A waiter that spins where another program wants the core gives it away at every yield and gets it back a time slice
-// later (milliseconds), and has used up its own claim by spinning; one that sleeps is woken ahead of that program. So a
-// waiter that loses the core for longer than LOST_NS while it spins, twice within WINDOW_NS, rests from spinning, twice as
-// long each time; a long time without a loss forgets that. Once is an accident: interrupts, a kernel thread.
+// If another program needs the core, a waiter that spins loses it at every yield, gets it back a time slice later
+// (milliseconds), and has lower priority after spinning; a waiter that sleeps is woken before that program. So a waiter
+// that loses the core for longer than LOST_NS while it spins, twice within WINDOW_NS, stops spinning for a while, twice as
+// long each time; after a long time without a loss this starts again. A single loss is ignored: interrupts, a kernel thread.
 #define LOST_NS 400000
 #define WINDOW_NS 50000000
 #define REST_NS 20000000
 #define LONG_REST_NS 640000000
 
 static int64_t spin_budget(Exchange *x, int64_t now) {
-    if (now < x->quiet_ns) return -1; // not even one look
+    if (now < x->quiet_ns) return -1; // do not spin at all
     if (x->mean_gap_ns >= SPIN_NS) return 0;
     int64_t budget = 4 * x->mean_gap_ns + 100000;
     return budget < x->spin_ns ? budget : x->spin_ns;
 }
 
-// The core was away from this thread between two looks at the clock. Gives 1 when it is time to stop spinning.
+// This thread lost its core between two readings of the clock. Returns 1 when it is time to stop spinning.
 static int lost_core(Exchange *x, int64_t now) {
     struct rusage usage;
     if (getrusage(RUSAGE_THREAD, &usage)) return 0;
     int64_t switches = usage.ru_nivcsw;
-    int taken = switches != x->switches; // else the whole machine stood still: a host's other guests
+    int taken = switches != x->switches; // else the whole machine was paused by its host
     x->switches = switches;
     if (!taken) return 0;
     int again = now - x->lost_ns < WINDOW_NS + x->rest_ns;
@@ -132,15 +132,15 @@ static int lost_core(Exchange *x, int64_t now) {
 
 // ---- places ---------------------------------------------------------------------------------------------------------
 
-// Two processes that take turns spinning and yielding can stay on one core for long while the other idles: to the
-// scheduler neither looks starved. So every process that steps says on which CPU, and a worker that finds another there moves away.
+// Two processes that spin and yield alternately can stay on one core for long while the other core idles: the scheduler
+// sees neither as starved. So every process that steps writes its CPU, and a worker that finds another one there moves away.
 #define MOVE_PAUSE_NS 5000000
 
 void leave_place(Exchange *x) {
     if (x->me >= 0 && !x->in_thread) store(&x->workers[x->me].place, 0);
 }
 
-// Only where there is a CPU for everyone, and never the parent's own thread: that is the user's.
+// Only if there is a CPU for every process, and never the parent's thread, which belongs to the user.
 void take_place(Exchange *x) {
     if (x->me < 0 || x->in_thread) return;
     uint32_t mine = 1 + (uint32_t)sched_getcpu();
@@ -158,7 +158,7 @@ void take_place(Exchange *x) {
         if (place) CPU_CLR(place - 1, &free);
     }
     x->moved_ns = now_ns();
-    // There and free again: the kernel moves us at once, and may move us elsewhere later, as it sees fit.
+    // Set and then cleared: the kernel moves us at once, and may move us again later.
     if (CPU_COUNT(&free) && !sched_setaffinity(0, sizeof free, &free)) sched_setaffinity(0, sizeof allowed, &allowed);
     store(&x->workers[x->me].place, 1 + (uint32_t)sched_getcpu());
 }
@@ -232,9 +232,9 @@ void await_done(Exchange *x, uint32_t need, int64_t deadline) {
     if (available(x) < need && now_ns() < deadline) {
         uint32_t read = 0, seen = load(&x->parent->bell);
         for (Py_ssize_t w = 0; w < x->num_workers; w++) read += x->done_head[w];
-        store(&x->parent->target, read + need); // before `sleeping`, which tells workers to look at it
+        store(&x->parent->target, read + need); // before `sleeping`, after which workers read it
         store(&x->parent->sleeping, 1);
-        fence(); // pairs with the fence in tell_parent: it sees `sleeping`, or we see its done_tail
+        fence(); // pairs with the fence in wake_parent: it sees `sleeping`, or we see its done_tail
         int64_t left = deadline - now_ns();
         if (left > SLICE_NS) left = SLICE_NS;
         if (left > 0 && available(x) < need) sleep_on(&x->parent->bell, seen, left);

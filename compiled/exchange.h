@@ -43,7 +43,7 @@ typedef struct {
     char is_parent; // `me` is then the parent's own share, or -1
     char in_thread; // workers are threads of the parent's process
     char busy;      // a thread: it is in an env
-    char detached;  // a thread: given up in an env, another has its place
+    char detached;  // a thread: given up in an env, another thread replaces it
     uint32_t capacity, mask;
     uint32_t *request_head, *done_head; // what this process has read, per worker
     uint32_t control_seen;
@@ -68,7 +68,7 @@ static inline int has_request(Exchange *x) {
 
 void ring_worker(Exchange *x, Py_ssize_t w);
 void publish(Exchange *x, Py_ssize_t w, uint32_t slot, int side, uint32_t turn);
-void tell_parent(Exchange *x);
+void wake_parent(Exchange *x);
 void await_request(Exchange *x);
 void take_place(Exchange *x);
 void leave_place(Exchange *x);

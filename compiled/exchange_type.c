@@ -3,7 +3,7 @@
 #include "exchange.h"
 #include <structmember.h>
 
-// An advance ended with an exception of its own, not of the env, whose failures are in the row: the row is made to say so.
+// An advance raised an exception that is not the env's (those are in the row): make the row a fault row.
 // -1 when even that fails.
 static int broken(Runner *runner, uint32_t slot) {
     PyObject *type, *value, *trace;
@@ -18,7 +18,7 @@ static int broken(Runner *runner, uint32_t slot) {
 }
 
 // work(runner, on_side) -> number of messages waiting (0: nothing came for a while; -1: this thread was given up).
-// on_side(slot, turn), or None, sends what the slot left beside its row before the slot is told to be done.
+// on_side(slot, turn), or None, sends what is beside the row of the slot before the slot is reported as done.
 static PyObject *exchange_work(Exchange *self, PyObject *args) {
     Runner *runner;
     PyObject *on_side;
@@ -42,11 +42,11 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
         while (self->request_head[self->me] != tail) {
             Entry request = requests(self, self->me)[self->request_head[self->me] & self->mask];
             uint32_t slot = slot_of(request), turn = turn_of(request);
-            int64_t now = 0; // not the end of the slot before: telling the parent is not this env's work
+            int64_t now = 0; // not the end of the slot before: reporting to the parent is not time of this env
             self->busy = 1;
             int side = runner_advance(runner, slot, turn, &now);
             self->busy = 0;
-            if (self->detached) { // the row and the rings are another's now
+            if (self->detached) { // another thread owns the row and the rings now
                 PyErr_Clear();
                 return PyLong_FromLong(-1);
             }
@@ -59,7 +59,7 @@ static PyObject *exchange_work(Exchange *self, PyObject *args) {
             }
             self->request_head[self->me]++;
             publish(self, self->me, slot, side, turn);
-            tell_parent(self);
+            wake_parent(self);
         }
     }
 }
@@ -73,7 +73,7 @@ static PyObject *exchange_submit(Exchange *self, PyObject *args) {
     Py_buffer slots, owners;
     if (!has_board(self)) return NULL;
     if (!PyArg_ParseTuple(args, "y*y*", &slots, &owners)) return NULL;
-    if (self->in_thread) { // a thread that is woken wants the GIL at once: not to be found waiting for it
+    if (self->in_thread) { // a thread that is woken needs the GIL at once: release it before
         Py_BEGIN_ALLOW_THREADS
         hand_over(self, slots.buf, slots.len / 8, owners.buf);
         Py_END_ALLOW_THREADS
@@ -94,7 +94,7 @@ static int wait_for(Exchange *self, uint32_t need, double timeout_s, PyObject *r
             Entry request = requests(self, self->me)[self->request_head[self->me] & self->mask];
             int side = runner_advance((Runner *)runner, slot_of(request), turn_of(request), &now);
             self->request_head[self->me]++;
-            // Interrupted in the env or in its life: the slot comes back as failed, the interrupt goes on.
+            // Interrupted in the env or in the slot life: the slot is returned as failed, and the interrupt is raised.
             publish(self, self->me, slot_of(request), side < 0 ? SIDE_PYTHON | SIDE_BROKEN : side, turn_of(request));
             if (side < 0) return -1;
         }
@@ -195,7 +195,7 @@ static PyObject *exchange_control(Exchange *self, PyObject *number) {
     Py_RETURN_NONE;
 }
 
-// take_over(stuck): this one has the place of a thread that was given up, and goes on behind the slot it is stuck in.
+// take_over(stuck): replaces a thread that was given up, and continues after the slot in which that thread hangs.
 static PyObject *exchange_take_over(Exchange *self, PyObject *other) {
     if (!PyObject_TypeCheck(other, &ExchangeType)) return PyErr_Format(PyExc_TypeError, "take_over(Exchange)");
     Exchange *stuck = (Exchange *)other;

@@ -1,7 +1,7 @@
-// Infos of plain values as bytes: what most envs tell (numbers, flags, strings, small arrays), at a twentieth of pickle's cost.
+// Infos of plain values as bytes: the usual infos (numbers, flags, strings, small arrays), at a twentieth of pickle's cost.
 //
 // A byte INFO_PLAIN (no pickle begins with it), then per entry: u32 length and bytes of the key, u8 kind, value. src/envfleet/core/infos.py
-// reads it. Anything else in the dict and the whole of it is pickled instead.
+// reads it. If the dict contains anything else, all of it is pickled instead.
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL envfleet_array_api
 #define NO_IMPORT_ARRAY

@@ -1,6 +1,6 @@
 // The compiled slot life: steps an env, writes its row, notices the end, resets. It handles the ordinary case and hands
 // everything else (odd types, seeds, tasks, options, declared columns, nested spaces, errors) to the Python life, so that
-// there is one meaning. What it must equal is src/envfleet/slots/slot_life.py, and the conformance suite holds the two together.
+// there is one meaning. src/envfleet/slots/slot_life.py is the specification, and the conformance suite compares the two.
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL envfleet_array_api
 #include "envfleet.h"
@@ -20,8 +20,8 @@ unsigned fork_count;
 
 static void count_fork(void) { fork_count++; }
 
-// An env may fork, and the child may come back out of its call (an exception in a helper, a forgotten exit). It holds the
-// worker's rings and sockets: if it went on, two processes would answer for one slot.
+// An env may fork, and the child may return from the call (an exception in a helper, a forgotten exit). It has the
+// worker's rings and sockets: if it continued, two processes would answer for one slot.
 void end_if_forked(Runner *runner) {
     if (fork_count != runner->born) _exit(1);
 }
@@ -77,7 +77,7 @@ static PyObject *make_action(Runner *runner, Py_ssize_t slot) {
 }
 
 // Copies an observation into its row; 0 when done, -1 with an exception. Anything but an exact match goes to Python,
-// which accepts what Gymnasium would and refuses the rest with a sentence.
+// which accepts what Gymnasium accepts and refuses the rest with a message.
 static int write_obs(Runner *runner, Py_ssize_t slot, PyObject *obs, int final) {
     char *base = final ? runner->final_obs : runner->obs;
     if (base) {
@@ -159,7 +159,7 @@ int is_number(PyObject *value, double *out) {
         *out = PyFloat_AS_DOUBLE(value);
         return 1;
     }
-    // Of classes in Python, whose __float__ is the env's own code, the Python life asks.
+    // For classes in Python, whose __float__ is code of the env, the Python life does it.
     if (!PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) && (PyLong_Check(value) || PyArray_IsScalar(value, Number))) {
         *out = PyFloat_AsDouble(value);
         if (*out == -1.0 && PyErr_Occurred()) {
@@ -171,12 +171,12 @@ int is_number(PyObject *value, double *out) {
     return 0;
 }
 
-// Something failed with an exception set: the Python life makes it a FAULT row. -1 when it must travel on.
+// Something failed with an exception set: the Python life makes it a FAULT row. -1 when it must be raised.
 static int failed(Runner *runner, Py_ssize_t slot, PyObject *phase) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *abandoned = PyObject_GetAttr(runner->slots[slot].life, str_abandoned);
-    if (abandoned == Py_True) { // given up while its result was being read: the row is not ours any more
+    if (abandoned == Py_True) { // given up while its result was being read: another life owns the row
         Py_DECREF(abandoned);
         Py_XDECREF(type);
         Py_XDECREF(value);
@@ -220,7 +220,7 @@ static int keep_row(Runner *runner, Py_ssize_t slot, uint32_t turn) {
     return 0;
 }
 
-// The next episode, in the same step. Seeds, tasks and options are the Python life's; the plain reset is done here.
+// The next episode, in the same step. The Python life handles seeds, tasks and options; the plain reset is done here.
 static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
     Slot *s = &runner->slots[slot];
     if (FIELD(runner, slot, int64_t, next_seed) >= 0 || FIELD(runner, slot, int64_t, next_task) >= 0) {
@@ -271,7 +271,7 @@ static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
     return 0;
 }
 
-// A result that is not plain: the Python life takes it from here. A TimeLimit that was absorbed is applied first.
+// A result that is not plain: the Python life continues. An absorbed TimeLimit is applied first.
 static int irregular(Runner *runner, Py_ssize_t slot, PyObject *result) {
     Slot *s = &runner->slots[slot];
     if (s->limit && FIELD(runner, slot, int64_t, now_length) + 1 >= s->limit && PyTuple_Check(result) &&
@@ -310,7 +310,7 @@ PyObject *runner_begin(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t n
     return result;
 }
 
-// What a step gave, when it is nothing out of the ordinary.
+// The result of a step, if it is plain.
 typedef struct {
     double reward;
     int terminated, truncated;
@@ -369,7 +369,7 @@ static int take_plain(Runner *runner, Py_ssize_t slot, PyObject *result, const P
     FIELD(runner, slot, int64_t, seed) = seed;
     FIELD(runner, slot, char, scored) = 1;
     FIELD(runner, slot, uint8_t, status) = 0;
-    // Mixed sides (one info in the arena, one with Python) are told as Python's; the arena is looked at in any case.
+    // Mixed sides (one info in the arena, one in Python) are reported as Python's; the arena is read in any case.
     return side & SIDE_PYTHON ? SIDE_PYTHON : side;
 }
 
@@ -378,7 +378,7 @@ static int advance_armed(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t
     PyObject *called = Py_NewRef(runner->slots[slot].step), *result = runner_begin(runner, slot, turn, now);
     int gone = runner->slots[slot].step != called;
     Py_DECREF(called);
-    if (gone) { // disarmed: a thread's stuck call was abandoned, the row is not ours any more
+    if (gone) { // disarmed: a call that hangs was abandoned, another thread owns the row
         Py_XDECREF(result);
         PyErr_Clear();
         return SIDE_GONE;

@@ -104,7 +104,7 @@ int agents_take(Runner *runner, Py_ssize_t slot, PyObject *result) {
             *(int64_t *)row = PyLong_AsLongLong(runner->seen[i]);
         else
             memcpy(row, PyArray_DATA((PyArrayObject *)runner->seen[i]), bytes);
-        reward[i] = 0.0 + runner->rewards[i]; // as the seat's sum of what is owed: -0.0 becomes 0.0
+        reward[i] = 0.0 + runner->rewards[i]; // as the sum in AgentEnv: -0.0 becomes 0.0
         now_return[i] += runner->rewards[i];
         ep_return[i] = now_return[i];
     }

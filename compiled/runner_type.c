@@ -208,7 +208,7 @@ static PyObject *runner_take_one(Runner *self, PyObject *const *args, Py_ssize_t
     return PyBool_FromLong(side != SIDE_NONE);
 }
 
-// set_board((given, done, info, final_info, sided)): where run() tells of what it did.
+// set_board((given, done, info, final_info, sided)): where run() reports turns.
 static PyObject *runner_set_board(Runner *self, PyObject *parts) {
     if (!PyTuple_Check(parts) || board_set(&self->board, parts) < 0) return NULL;
     Py_RETURN_NONE;
@@ -243,7 +243,7 @@ static PyMethodDef runner_methods[] = {
     {"begin", (PyCFunction)runner_begin_one, METH_VARARGS, "begin(slot, turn): call its step; gives what is to be awaited, or None"},
     {"take", (PyCFunction)(void (*)(void))runner_take_one, METH_FASTCALL, "take(slot, result): write what was awaited; None: not plain"},
     {"run", (PyCFunction)runner_run, METH_O, "run(slots): advance slots; whether none has anything beside its row"},
-    {"set_board", (PyCFunction)runner_set_board, METH_O, "set_board(parts): where run() tells of turns"},
+    {"set_board", (PyCFunction)runner_set_board, METH_O, "set_board(parts): where run() reports turns"},
     {NULL, NULL, 0, NULL},
 };
 

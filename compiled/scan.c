@@ -134,8 +134,8 @@ typedef struct {
     float *grad_new;                    // [step, row, size] GRU only: by the candidate's argument
 } Scan;
 
-// One row of one step. The gates of a row lie behind each other, `n` apart, and never overlap: restrict and ivdep tell the
-// compiler so, which otherwise would not take eight entries at a time.
+// One row of one step. The gates of a row lie behind each other, `n` apart, and never overlap: restrict and ivdep state
+// this for the compiler, which otherwise would not vectorise.
 #define IN const float *restrict
 #define OUT float *restrict
 

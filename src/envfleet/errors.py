@@ -3,27 +3,27 @@
 ::
 
     FleetError
-    ├── BadArgument (ValueError)      refused before anything started
-    │   ├── NotPicklable              an environment or a task that cannot travel to a worker
+    ├── BadArgument (ValueError)      refused before anything starts
+    │   ├── NotPicklable              an environment or a task that cannot be sent to a worker
     │   ├── SpacesDiffer              environments of one fleet whose spaces are not equal
-    │   ├── RunExists                 the run folder holds a run, and resume was not asked for
+    │   ├── RunExists                 the run folder holds a run, and resume is not set
     │   └── DeviceMissing             cuda or mps was asked for and is not there
     ├── MissingExtra (ImportError)    an optional package is not installed, or a backend is not possible here
     ├── SlotBusy                      sent again before it was received
     ├── ResetNeeded                   stepped before the first reset, or after an end without a reset
     ├── FleetClosed                   used after close()
     ├── KeeperLost                    the process that starts and ends the workers is gone: make a new fleet
-    ├── RecvTimeout (TimeoutError)    recv(timeout_s=…) ran out; nothing is lost, receive again
+    ├── RecvTimeout (TimeoutError)    recv(timeout_s=…): nothing is lost, receive again
     ├── FaultError                    an environment or its worker failed; in a fleet, `.fault` is the record
-    │   ├── EnvFailed                 the environment raised, or returned what it must not
+    │   ├── EnvFailed                 the environment raised, or returned a wrong result
     │   ├── EnvTimeout (TimeoutError) the environment overran its deadline
     │   └── WorkerLost                the worker's process ended
     ├── RemoteError                   an environment behind a server
     │   ├── ConnectFailed (ConnectionError)  no server answered; `.url`
     │   │   └── Unauthorized          it answered 401 or 403: the token is missing or wrong
-    │   ├── CapacityReached           no session came free in time; `.active`, `.max`
+    │   ├── CapacityReached           no session became free in time; `.active`, `.max`
     │   ├── ClientBusy                two calls at once on one client
-    │   ├── SessionInterrupted        the episode is over, reset() is due; `.reason`, `.steps`
+    │   ├── SessionInterrupted        the episode is over, call reset(); `.reason`, `.steps`
     │   │   ├── MessageTimeout (EnvTimeout)    no answer within the message's deadline
     │   │   ├── SessionLost (ConnectionError)  the connection ended
     │   │   ├── MessageTooBig         a message over the limit of this client or of the server
@@ -33,10 +33,10 @@
     │       ├── BadRequest            VALIDATION_ERROR: the message does not fit; the session goes on
     │       ├── BadMessage            INVALID_JSON, UNKNOWN_TYPE: not understood; the session goes on
     │       └── SessionRefused        FACTORY_ERROR, SESSION_ERROR: no environment; the session is over
-    ├── RolloutError                  has `.rollouts`: everything that was collected; nothing is thrown away
+    ├── RolloutError                  has `.rollouts`: everything that was collected
     │   ├── RolloutFailed             one episode failed: `.env_name`, `.phase`, `.step`; the cause is chained
-    │   │   ├── AgentFailed           the agent raised, or returned what is no action (`.value`)
-    │   │   ├── ClientFailed (EnvFailed)       the client raised, or returned what is no result
+    │   │   ├── AgentFailed           the agent raised, or returned no valid action (`.value`)
+    │   │   ├── ClientFailed (EnvFailed)       the client raised, or returned no valid result
     │   │   └── RolloutTimeout (EnvTimeout)    the episode ran longer than rollout_timeout_s
     │   ├── RolloutsFailed            some of several episodes failed; `.failed` lists them
     │   └── DatasetError              a dataset that cannot be read or continued as asked
@@ -128,7 +128,7 @@ class KeeperLost(FleetError):
 
 
 class RecvTimeout(FleetError, TimeoutError):
-    """recv() ran out of its own time. Nothing is lost: the slots are still out and can be received later."""
+    """recv() reached its timeout. Nothing is lost: the slots are still out and can be received later."""
 
     def __init__(self, busy: Sequence[int], timeout_s: float) -> None:
         self.slots = [int(slot) for slot in busy]
@@ -153,7 +153,7 @@ class FaultError(FleetError):
         super().__init__(str(fault))
 
     def __getattr__(self, name: str) -> Any:
-        # error.slot, error.phase, error.step …: the address is what people look for first.
+        # error.slot, error.phase, error.step …: users look for these first.
         if name.startswith("__") or name == "fault":
             raise AttributeError(name)
         return getattr(self.fault, name)
@@ -171,7 +171,7 @@ class EnvTimeout(FaultError, TimeoutError):
 
 
 class WorkerLost(FaultError):
-    """The worker process that held the slot ended: exit code, signal, or killed from outside."""
+    """The worker process of the slot ended: by exit, by a signal, or killed from outside."""
 
 
 class RemoteError(FleetError):
@@ -187,11 +187,11 @@ class ConnectFailed(RemoteError, ConnectionError):
 
 
 class Unauthorized(ConnectFailed):
-    """The server wants a token, or another one."""
+    """The server needs a token, or another one."""
 
 
 class CapacityReached(RemoteError):
-    """The servers were full for as long as the caller would wait.
+    """All sessions of the servers were in use until the caller's timeout.
 
     Example:
         >>> CapacityReached("http://a:8000", active=2, max=2).max
@@ -206,11 +206,11 @@ class CapacityReached(RemoteError):
 
 
 class SessionInterrupted(RemoteError):
-    """The session was cut in the middle; what the environment did since the last answer is not known."""
+    """The session ended in an episode; it is not known what the environment did after the last answer."""
 
     def __init__(self, url: str, reason: str, steps: int = 0) -> None:
         self.url, self.reason, self.steps = url, reason, steps
-        super().__init__(f"the episode at {url} was interrupted after {steps} steps: {reason}. reset() starts anew")
+        super().__init__(f"the episode at {url} was interrupted after {steps} steps: {reason}. reset() starts a new episode")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url, self.reason, self.steps)
@@ -229,7 +229,7 @@ class MessageTooBig(SessionInterrupted):
 
 
 class ProtocolBroken(SessionInterrupted):
-    """The server sent what is not an answer to the request."""
+    """The server sent something that is not an answer to the request."""
 
 
 class ClientBusy(RemoteError):
@@ -267,13 +267,13 @@ class SessionRefused(ServerError):
 
 
 class RolloutError(FleetError):
-    """The base; `rollouts` holds what was collected all the same."""
+    """The base of errors of rollouts; `rollouts` holds what was collected."""
 
     rollouts: Sequence[Rollout] = ()
 
 
 class RolloutFailed(RolloutError):
-    """One episode failed. The address comes first, the chained cause says what happened."""
+    """One episode failed. The message says where; the chained cause says why."""
 
     def __init__(self, message: str, *, env_name: str = "", phase: str = "", step: int = -1, value: Any = None) -> None:
         self.message = message
@@ -409,7 +409,7 @@ class WriteFailed(FleetError, OSError):
 
 
 class TrainingStopped(FleetError):
-    """Training met a value that is not finite. `checkpoint` is what was saved (None without a run folder)."""
+    """Training found a value that is not finite. `checkpoint` is the one that was saved (None without a run folder)."""
 
     def __init__(self, why: str, checkpoint: Path | None) -> None:
         self.checkpoint = checkpoint
@@ -418,7 +418,7 @@ class TrainingStopped(FleetError):
 
 
 class LedgerWarning(UserWarning):
-    """What was returned differs from what was started; the message counts it and says why."""
+    """Fewer episodes were returned than started; the message says how many and why."""
 
 
 class DamagedWarning(UserWarning):
@@ -439,5 +439,5 @@ def _rebuild(kind: type[RolloutFailed], message: str, env_name: str, phase: str,
 
 
 def _portable(value: Any) -> Any:
-    """Keep simple values; anything else crosses a process border as its text, for it may not be picklable."""
+    """Keep simple values; anything else is sent as its text, because it may not be picklable."""
     return value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)

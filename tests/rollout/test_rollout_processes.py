@@ -155,7 +155,7 @@ def test_an_answer_that_cannot_travel_is_told_in_words():
     with ParallelRolloutCollector("process", max_workers=1, on_error="skip") as collector:
         (rollout,) = collector.collect([factory(2)], policy)
         (again,) = collector.collect([factory(2)], agent)
-    assert "cannot travel" in str(rollout.error) and len(again) == 2
+    assert "cannot be sent" in str(rollout.error) and len(again) == 2
 
 
 @pytest.mark.parametrize("mode", ["thread", "async", "process"])

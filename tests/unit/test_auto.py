@@ -96,7 +96,7 @@ def test_waiting_envs_are_noticed_for_real() -> None:
 def test_what_cannot_be_probed_shows_its_own_error_or_runs_here() -> None:
     lock = threading.Lock()
     with ef.make(lambda: (lock, Counting())[1], num_envs=3) as fleet:
-        assert fleet.plan.backend == "serial" and "cannot travel" in fleet.plan.reason
+        assert fleet.plan.backend == "serial" and "cannot be sent" in fleet.plan.reason
         assert "which a crash ends" in fleet.plan.reason
     with pytest.raises(ef.EnvFailed, match="planted fault in init"):
         ef.make(lambda: Faulty("init", "raise"), num_envs=4)

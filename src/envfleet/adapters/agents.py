@@ -1,4 +1,4 @@
-"""Fleets of many agents as other libraries see them: a dict by agent, or agents as rows of one batch."""
+"""Fleets of many agents as other libraries show them: a dict by agent, or agents as rows of one batch."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Array = np.ndarray[Any, Any]
 class AsyncPettingZooVecEnv(FleetView):
     """PettingZoo environments side by side, as a dict agent -> [N, …] arrays: observations, rewards, flags, infos.
 
-    ParallelEnv or AECEnv factories (of an AEC env one agent is active per row). An ended episode begins anew in the same
-    step, whether it was terminated or truncated. An agent that is not there has zeros, False and 0.0; whether it is there
-    says `infos[agent]["active"]`. Where an agent ended, `infos[agent]["final_obs"]` holds its last observation
-    (`"_final_obs"` says where) and `"final_info"` what it said; `"scored"` marks the rewards and flags that belong to an
-    action. Whatever agents put into `info` is there by key, with `"_key"` for where, as Gymnasium's vector envs have it.
+    ParallelEnv or AECEnv factories (of an AEC env one agent is active per row). An ended episode is reset in the same
+    step, whether it was terminated or truncated. An inactive agent has zeros, False and 0.0;
+    `infos[agent]["active"]` says which are active. Where an agent ended, `infos[agent]["final_obs"]` holds its last
+    observation (`"_final_obs"` says where) and `"final_info"` its last info; `"scored"` marks the rewards and flags that
+    belong to an action. Values of `info` are there by key, with `"_key"` for where, as in Gymnasium's vector envs.
 
     Args:
         env_fns: callables, one per env, each building an env with the same agents and spaces.
         copy: False gives views that are valid until the next step.
         context: how workers start: "forkserver" (default), "spawn" or "fork".
-        dead_actions: what an action for an agent that is not active means: "ignore" it, or "refuse" it (BadArgument). Leave
-            entries out by a masked array, NaN or None.
+        dead_actions: what to do with an action for an inactive agent: "ignore" it, or "refuse" it (BadArgument). Leave
+            entries out with a masked array, NaN or None.
         backend: a backend of `envfleet.make`; all other options are `make`'s too.
 
     Example:
@@ -148,9 +148,9 @@ class AsyncPettingZooVecEnv(FleetView):
                 continue
             infos[agent]["final_obs"], infos[agent]["_final_obs"] = final[agent], ends[:, i]
             for row in np.flatnonzero(ends[:, i]).tolist():
-                # Where the env goes on without this agent, what it said last is in this row's own info.
-                told = later[row] if over[row] else batch.info[row]
-                _put(infos[agent], "final_info", told.get(agent, {}), row, self.num_envs)
+                # If the env continues without this agent, the agent's last info is in this row's info.
+                last = later[row] if over[row] else batch.info[row]
+                _put(infos[agent], "final_info", last.get(agent, {}), row, self.num_envs)
 
     # -- actions ------------------------------------------------------------------------------------------------
 

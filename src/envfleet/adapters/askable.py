@@ -1,4 +1,4 @@
-"""Environments that can be asked what SB3's `VecEnv` asks, built in workers that need not import SB3 (and PyTorch with it)."""
+"""Environments that answer the calls of SB3's `VecEnv`, built in workers that need not import SB3 (and PyTorch)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Askable:
-    """Builds an environment and gives it what `VecEnv` asks for: no wrapper, so a step costs nothing more."""
+    """Builds an environment and adds the methods that `VecEnv` calls: no wrapper, so a step costs nothing more."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self.build = build

@@ -1,4 +1,4 @@
-"""The names people know from their own scripts: thin views over a fleet, with the shapes those scripts expect."""
+"""Names from older scripts: thin views over a fleet, with the shapes those scripts expect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envfleet.core.fleet import Fleet
 
 
 class _ClassicView(SingleAgentView):
-    """A fleet with its spaces, in the words of these scripts."""
+    """A fleet with its spaces, under the names of these scripts."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
@@ -120,7 +120,7 @@ class ParallelEnvSharedMemory(VectorizedEnvs):
 
 
 def _as_recipe(env: Any) -> Any:
-    """These scripts often hold an env object: take its spec, or else a copy by value for every slot."""
+    """These scripts often pass an env object: use its spec, or else a copy by value for every slot."""
     if not (isinstance(env, gym.Env) or (hasattr(env, "step") and not isinstance(env, type))):
         return env
     if getattr(env, "spec", None) is not None:

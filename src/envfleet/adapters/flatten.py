@@ -1,4 +1,4 @@
-"""Several agents as one: a PettingZoo environment whose joint observation and action a single policy sees and chooses."""
+"""Several agents as one: a PettingZoo environment with one joint observation and one joint action, for a single policy."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
 
     The observation is one float32 vector: every agent's observation, flattened, in the order of `possible_agents`
     (an action mask among them too). The action is a MultiDiscrete with an entry for each agent (Discrete and MultiDiscrete
-    agents) or one Box (Box agents). An agent that is not there has zeros in the observation; the observation
-    of the step in which an agent ends is still its own. `info["active"]` says who acts next, `info["agents"]` holds the
+    agents) or one Box (Box agents). An inactive agent has zeros in the observation; in the step in which an agent ends, its
+    part is its last observation. `info["active"]` says which agents act next, `info["agents"]` holds the
     agents' own infos when there are any, and `info["is_success"]` comes at the end if all agents reported one.
 
-    The episode is over when no agent is left: `truncated` if an agent that ended last was cut off, else `terminated`.
+    The episode is over when no agent is left: `truncated` if one of the last agents was truncated, else `terminated`.
 
     For an AEC environment a step is one full cycle: each live agent acts once, in the environment's order, with the part
     of the joint action that was chosen before the cycle began.
 
     This is centralised control. It suits a few cooperating agents; it is wrong for games in which they compete (one policy
-    plays both sides, and the sum of their rewards is the same whatever it does), and for turn-based games the second
-    player cannot answer the first. Mixed kinds of actions are refused.
+    plays both sides, and the sum of their rewards is constant), and in turn-based games the second
+    player cannot react to the first. Mixed kinds of actions are refused.
 
     Args:
         env: the environment, an instance.
         reward: "sum" or "mean" over the agents rewarded in the step, or a callable of {agent: reward}.
-        dead_actions: actions of agents that are not there are ignored, or with "refuse" an error unless they are zero.
+        dead_actions: "ignore" actions of inactive agents, or "refuse" them (an error unless they are zero).
 
     Example:
         >>> from envfleet.envs.gridworld import GridWorldEnvParallel
@@ -81,7 +81,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
         self._success: dict[str, bool] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Joint, dict[str, Any]]:
-        """Reset the environment; the joint observation and who acts."""
+        """Reset the environment; returns the joint observation and info."""
         super().reset(seed=seed)
         self._success = {}
         observations, infos = self._parallel.reset(seed=seed, options=options)
@@ -106,7 +106,7 @@ class FlattenMultiAgentWrapper(gym.Env[Any, Any]):
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """The agents' action masks one after the other, as sb3-contrib's MaskablePPO asks for them.
 
-        Only for Discrete agents. Without a mask every action is legal; an agent that is not there has only the first action.
+        Only for Discrete agents. Without a mask every action is legal; an inactive agent has only the first action.
         """
         masks = []
         for agent in self.agents:
@@ -219,20 +219,20 @@ def _joint_observation(seen: Mapping[str, spaces.Space[Any]]) -> spaces.Box:
         flat = spaces.flatten_space(space) if space.is_np_flattenable else None
         if not isinstance(flat, spaces.Box):
             raise BadArgument(f"the observations of {agent} cannot be flattened into a vector: {space}")
-        # Zeros stand for an agent that is not there, so they belong to the space.
+        # An inactive agent is shown as zeros, so they belong to the space.
         lows.append(np.minimum(flat.low, 0).astype(np.float32))
         highs.append(np.maximum(flat.high, 0).astype(np.float32))
     return spaces.Box(np.concatenate(lows), np.concatenate(highs), dtype=np.float32)
 
 
 def _parts(widths: Sequence[int], agents: Sequence[str]) -> dict[str, slice]:
-    """Which part of a vector is whose, for parts of these widths one after the other."""
+    """The slice of each agent in a vector of parts of these widths."""
     edges = np.cumsum([0, *widths]).tolist()
     return {agent: slice(first, last) for agent, (first, last) in zip(agents, itertools.pairwise(edges))}
 
 
 def _joint_action(acts: Mapping[str, spaces.Space[Any]]) -> tuple[spaces.Space[Any], dict[str, slice]]:
-    """The joint space and which part of it is whose."""
+    """The joint space and the slice of each agent in it."""
     widths = [1 if isinstance(space, spaces.Discrete) else int(np.prod(space.shape or ())) for space in acts.values()]
     parts = _parts(widths, tuple(acts))
     if all(isinstance(space, spaces.Box) for space in acts.values()):

@@ -11,19 +11,19 @@ from envfleet.slots.layout import gather, scalar_reader
 
 
 class FleetView:
-    """A fleet in the shapes of another library. A view says how actions come (`_actions`) and what a batch becomes (`_result`)."""
+    """A fleet in the shapes of another library. A view converts actions (`_actions`) and batches (`_result`)."""
 
     fleet: Fleet
     num_envs: int
     closed = False
-    copy: bool = True  # False: what `step` gives are views, valid until the next step
+    copy: bool = True  # False: `step` returns views that are valid until the next step
 
     def _actions(self, actions: Any) -> Any:
-        """The caller's actions as a fleet takes them."""
+        """The caller's actions in the form that a fleet accepts."""
         return actions
 
     def _result(self, batch: Batch) -> Any:
-        """What `step` gives for a batch of all slots."""
+        """What `step` returns for a batch of all slots."""
         raise NotImplementedError
 
     def step(self, actions: Any) -> Any:

@@ -107,7 +107,7 @@ class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
             raise _as_attribute_error(error, method_name) from error
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Indices = None) -> list[bool]:
-        """Tell for each environment whether it is wrapped by a class."""
+        """Whether each environment is wrapped by a class."""
         return list(self.fleet.call("envfleet_is_wrapped", wrapper_class, slots=self._slots(indices)))
 
     def get_images(self) -> Sequence[Any]:

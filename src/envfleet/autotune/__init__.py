@@ -1,1 +1,1 @@
-"""`backend="auto"`: probe an environment, look at the machine, choose."""
+"""`backend="auto"`: probe an environment, check the machine, choose."""

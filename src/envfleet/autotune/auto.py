@@ -1,7 +1,7 @@
-"""backend="auto": time one env in a worker, look at the machine, and choose what should be fastest here; say why in a line.
+"""backend="auto": time one env in a worker, check the load of the machine, choose the fastest way, and say why in a line.
 
-Safe first: envs are stepped in the caller's process only where `trust` says so, whatever that costs. An env that dies, hangs
-or raises in its probe gets worker processes with deadlines.
+Safety comes first: envs run in the caller's process only where `trust` allows it, even if that is slower. An env that
+dies, hangs or raises in its probe gets worker processes with deadlines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COPY_S = 1e-10
 HANDFUL_S = 40e-6
 #: Where others have the cores, a worker waits for its turn once a batch, some milliseconds. Shares longer than this outlast
 #: that (Ant, 8 slots, 1.4 ms: 1.0, 1.3 and 1.8 of serial beside 1, 2 and 4 busy loops), shorter ones do not (CartPole,
-#: 64 slots, 0.25 ms: 0.65, 0.39 and 0.57 before waiters learnt to stop spinning, 0.8 to 1.7 since).
+#: 64 slots, 0.25 ms: 0.65, 0.39 and 0.57 while waiters did not stop spinning, now 0.8 to 1.7).
 OUTLASTS_S = 1e-3
 
 
@@ -59,9 +59,9 @@ def choose(
     here: bool = True,
     load: Load | None = None,
 ) -> Choice:
-    """The backend that should be fastest, by arithmetic on what was measured.
+    """The backend that should be fastest, computed from what was measured.
 
-    `here`: the caller's process may step them. `isolate=True` forbids it a share of `shm`. `load`: what others use.
+    `here`: the caller's process may step them. `isolate=True`: not even a share of `shm`. `load`: what other programs use.
 
     Example:
         >>> choose(Probe(7e-6, 7e-6, 16), num_slots=2, cpus=2, isolate=None, num_workers=None).backend
@@ -75,7 +75,7 @@ def choose(
         return Choice("aio", num_workers, True, "its step is async, which only aio can drive, in this process")
     if probe.waits:
         return _for_waiting(probe, num_slots, cpus, num_workers, here)
-    # CPU time, not wall clock: what others did to the machine during the probe is no property of the env.
+    # CPU time, not wall clock: the load during the probe is no property of the env.
     # The observation is copied into its row besides.
     step_s = min(probe.step_s, probe.cpu_s) + probe.obs_bytes * COPY_S
     workers = min(num_workers or cpus, num_slots)
@@ -83,7 +83,7 @@ def choose(
     if load is not None and load.whole < workers:
         busy = f"; others use the machine, {load.free:.1f} of {load.cpus} CPUs are free"
         if -(-num_slots // workers) * step_s >= OUTLASTS_S:
-            isolate = True  # a parent that steps is one process fewer to get turns
+            isolate = True  # a parent that steps is one process fewer
         else:
             workers = min(num_workers or load.whole, workers)
     if not here:
@@ -116,22 +116,22 @@ def _for_waiting(probe: Probe, num_slots: int, cpus: int, num_workers: int | Non
 
 
 def _isolated(step_s: float, num_slots: int, workers: int, busy: str) -> Choice:
-    """Worker processes only: one where a batch is so short that ringing several costs more than it saves."""
+    """Worker processes only: one if a batch is so short that waking several costs more than it saves."""
     alone_s = _batch_s(step_s, num_slots, 1, ALONE_S)
     if workers > 1 and alone_s <= _batch_s(step_s, num_slots, workers, ISOLATED_S):
         workers = 1
     batch_s = _batch_s(step_s, num_slots, workers, ALONE_S if workers == 1 else ISOLATED_S)
     why = (
-        f"{duration(step_s)} a step: {duration(batch_s)} a batch; isolated, as a crash or a hang of it must not be this process's"
+        f"{duration(step_s)} a step: {duration(batch_s)} a batch; isolated, so that its crash or hang cannot affect this process"
     )
     return Choice("shm", workers, True, why + busy)
 
 
 def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fault: str = "raise") -> Choice:
-    """Probe (or remember), look at the machine, and choose.
+    """Probe (or use the cache), check the load of the machine, and choose.
 
-    What cannot be pickled can run nowhere but in this process, and there one after the other: what ties it to this process
-    is most likely shared between its envs.
+    What cannot be pickled can run only in this process, one slot after the other: what cannot be pickled is most likely
+    shared between the envs.
     """
     here = may_run_here(trust_of(recipe), isolate, on_fault)
     if recipe.num_slots == 1 and here:
@@ -142,15 +142,15 @@ def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fau
     try:
         probe = remembered(recipe) or _probe(recipe)
     except NotPicklable as why:
-        return Choice("serial", None, True, f"it cannot travel to workers ({str(why).split(':')[0]}): {unsafe}")
+        return Choice("serial", None, True, f"it cannot be sent to workers ({str(why).split(':')[0]}): {unsafe}")
     except ProbeFailed as why:
         workers = min(num_workers or usable_cpus(), recipe.num_slots)
         return Choice("shm", workers, True, f"isolated, because the probe failed: {why}")
     if on_fault == "restart" and isolate is None:
-        isolate = True  # with restarts, an env that fails must not hold up the trainer
+        isolate = True  # with restarts, an env that fails must not block the trainer
     quiet = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here)
     if quiet.backend != "shm" or quiet.num_workers == 1:
-        return quiet  # nothing a busy machine would change: no need to look
+        return quiet  # the load would not change the choice: no need to check it
     choice = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here, current_load())
     if choice.backend != "shm" or not here or isolate is True:
         return choice

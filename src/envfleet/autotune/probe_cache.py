@@ -1,7 +1,7 @@
 """What `auto` remembers of its probes between runs: for the env's code, on this machine, for a while.
 
 A probe is kept with the files its env's code came from, as the probe's worker saw them. When one of them has changed, is
-found elsewhere, or the probe is old, it does not count any more. Looking costs no import and no env: files only.
+found elsewhere, or the probe is old, it is not used any more. A lookup reads files only: no import, no env.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envfleet.slots.factories import Recipe, SpecFactory, WrappedFactory
 from envfleet.util.files import write_durably
 from envfleet.util.machine import usable_cpus
 
-#: After so many days an env is probed again: what it costs may hang on what no file shows (data, a driver, a clock rate).
+#: After so many days an env is probed again: its cost may depend on more than files (data, a driver, a clock rate).
 KEPT_DAYS = 14.0
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -71,11 +71,11 @@ def remember(recipe: Recipe, probe: Probe, code: dict[str, Any], now: float | No
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, json.dumps({**_read(), key: entry}, indent=1).encode(), fsync=False)
     except OSError:
-        return  # a read-only home costs a probe per run, no more
+        return  # a read-only home folder costs one probe per run
 
 
 def key_of(recipe: Recipe) -> str | None:
-    """Spec, arguments, wrappers, versions and machine; None where there is nothing lasting to remember by.
+    """Spec, arguments, wrappers, versions and machine; None if there is no lasting key.
 
     Callables of the user have no name that means the same in the next run; a registered id has.
     """
@@ -102,7 +102,7 @@ def code_of(env: Any) -> dict[str, Any]:
     """In the probe's worker: the files an env's code came from.
 
     Those of its classes and wrappers; of every other module that is loaded, its own file where it is the user's, its
-    package's where it is installed (an upgrade writes that anew). `by_value`: some of it has no file.
+    package's where it is installed (an upgrade changes it). `by_value`: some of it has no file.
     """
     classes = {base for layer in _layers(env) for base in type(layer).__mro__}
     own = {cls.__module__ for cls in classes} - {"builtins"}

@@ -31,13 +31,13 @@ class Probe:
     cpu_s: float
     obs_bytes: int
     is_async: bool = False
-    pauses: float = 1.0  # how often a step gave the core away of its own accord, on average
+    pauses: float = 1.0  # mean number of voluntary context switches in a step
 
     @property
     def waits(self) -> bool:
         """Whether a step mostly waits (I/O, a server, a sleep) rather than computes.
 
-        A step that takes long because others have the core is not one that waits: it does not give the core away itself.
+        A step that is slow because other programs use the core does not wait: it has no voluntary context switch.
         """
         return self.step_s > 200e-6 and self.cpu_s < 0.5 * self.step_s and self.pauses > 0.02
 
@@ -65,7 +65,7 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
 
 
 def _is_over(steps: int, elapsed_s: float, seconds: float) -> bool:
-    """Whether enough was measured: four steps at least, unless they are so slow that fewer must do."""
+    """Whether enough was measured: at least four steps, or fewer if they are very slow."""
     return steps > 0 and elapsed_s >= seconds * (1 if steps >= 4 else MOST)
 
 
@@ -74,7 +74,7 @@ def _marks() -> tuple[float, float, float]:
 
 
 def _pauses() -> float:
-    """How often this thread has given its core away by itself; where the system does not count that, as if at every look."""
+    """Voluntary context switches of this thread; where the system does not count them, one more at every call."""
     try:
         import resource
 
@@ -109,7 +109,7 @@ def first_reset(env: Any) -> float:
 
 
 def run_probe(recipe: Recipe, also: Callable[[Any], Any] | None = None) -> tuple[Probe, Any]:
-    """Build one env in a worker of its own and measure it there: nothing of it ever runs in the parent.
+    """Build one env in a worker of its own and measure it there: it never runs in the parent.
 
     `also` is a function over the env whose result comes second. Raises ProbeFailed when the env dies, hangs or raises; a
     hang is bounded by the deadline of what it hangs in.

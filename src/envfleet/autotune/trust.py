@@ -1,8 +1,8 @@
 """Which environments `auto` may step in the caller's own process: those whose code we know. One short list, by name.
 
 An env in the caller's process can end that process (a crash) or block it (a hang). So only code that is known to do
-neither runs there by default; all other code, users' own included, gets worker processes. With `isolate=False` the user
-says that an env is to be trusted, with `isolate=True` that none is.
+neither runs there by default; all other code, including the user's, runs in worker processes. `isolate=False` means that
+the user trusts the env, `isolate=True` that no env is trusted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Trust = Literal["pure", "compiled", "unknown"]
 
 
 def trust_of(recipe: Recipe) -> Trust:
-    """What is known of the code all slots run, from the recipe alone: nothing is imported or built for it.
+    """What is known about the code of all slots, from the recipe alone: nothing is imported or built.
 
     Example:
         >>> from envfleet.slots.factories import factories_for
@@ -50,7 +50,7 @@ def trust_of(recipe: Recipe) -> Trust:
 
 
 def may_run_here(trust: Trust, isolate: bool | None, on_fault: str) -> bool:
-    """Whether the caller's process may step such envs: compiled ones not when faults are to be survived.
+    """Whether the caller's process may step such envs: compiled ones only with `on_fault="raise"`.
 
     Example:
         >>> may_run_here("compiled", None, "raise"), may_run_here("compiled", None, "restart")

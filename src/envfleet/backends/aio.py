@@ -1,7 +1,7 @@
 """aio: one event loop in a thread of its own; a coroutine per slot.
 
 Envs with `async def reset/step` are awaited, so thousands may wait at once; ordinary envs run in the loop's own thread
-pool. A stuck coroutine is cancelled, a stuck thread abandoned; either way the slot is quarantined.
+pool. A coroutine that hangs is cancelled, a thread that hangs is abandoned; in both cases the slot is quarantined.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AioBackend(LocalBackend):
         self._answers: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._calling: dict[int, asyncio.Task[None]] = {}  # calls of the env's interface
-        self._turns: dict[int, asyncio.Future[None]] = {}  # what the coroutine of a slot that is not out waits for
+        self._turns: dict[int, asyncio.Future[None]] = {}  # what the coroutine of an idle slot waits for
         self._ending = False
         self._stuck: list[tuple[int, str]] = []
         self._runner: Any = None  # the compiled life, where there is one
@@ -79,7 +79,7 @@ class AioBackend(LocalBackend):
         try:
             self._loop.run_forever()
         finally:
-            self._loop.close()  # here, where no signal handler can cut it short: half closed, it would keep its descriptors
+            self._loop.close()  # in this thread no signal handler can interrupt it: half closed, it would keep its descriptors
 
     def _spawn(self, tasks: dict[int, asyncio.Task[None]], jobs: list[tuple[int, Any]]) -> None:
         def start() -> None:
@@ -109,7 +109,7 @@ class AioBackend(LocalBackend):
             self._runner.arm(life.slot, life.env.step, life.env.reset, 0, False)
 
     async def _serve(self, life: SlotLife) -> None:
-        """The coroutine of a slot: an advance a turn. Kept from turn to turn, since a new task costs more than a cheap step."""
+        """The coroutine of a slot: one advance per turn. It is kept, because a new task costs more than a cheap step."""
         slot, runner = life.slot, self._runner
         while True:
             result: Any = None
@@ -149,7 +149,7 @@ class AioBackend(LocalBackend):
     async def _take_step(self, life: SlotLife, result: Any) -> None:
         try:
             sided = self._runner.take(life.slot, result)
-        except BaseException as error:  # not the env's failure, which is in the row: something in our own life
+        except BaseException as error:  # not a failure of the env, which is in the row: an error in the slot life itself
             life.fail_in(error, "step")
         else:
             if sided is None:
@@ -158,7 +158,7 @@ class AioBackend(LocalBackend):
                 life.info = life.final_info = None  # those of an earlier step, which the Python life made
 
     async def _finish_step(self, life: SlotLife, result: Any) -> None:
-        """A step whose result is not plain, or whose end calls for a reset that has to be awaited."""
+        """A step whose result is not plain, or that needs a reset which must be awaited."""
         life.phase = "step"
         await self._drive(life, life.resume_step(result), int(self.pulses[life.slot].words[2]))
         if life.failure is not None:
@@ -171,7 +171,7 @@ class AioBackend(LocalBackend):
             self._done.add(life.slot)
 
     async def _drive(self, life: SlotLife, calls: Calls, begin_ns: int | None = None) -> None:
-        """The asyncio twin of `slot.drive`: the same calls, awaited where they can be."""
+        """The asyncio twin of `slot_life.drive`: the same calls, awaited where they can be."""
         enter = self.pulses[life.slot].enter
         result: Any = None
         begin_ns = begin_ns or time.monotonic_ns()
@@ -230,7 +230,7 @@ class AioBackend(LocalBackend):
         self._report(life)
 
     def settle(self) -> None:
-        """Ask the loop once more for what it was not told of because that was interrupted."""
+        """Ask the loop again for slots whose submission was interrupted."""
         missed = self._not_begun()
         if missed:
             self._loop.call_soon_threadsafe(self._begin, missed, self.given[missed].tolist())
@@ -249,16 +249,16 @@ class AioBackend(LocalBackend):
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call on the loop (async methods) or in its pool (ordinary ones)."""
         jobs = [
-            (slot, self._call(slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs))
+            (slot, self._call(slot, self._next_call(slot), phase, name, args[i] if each else args, kwargs))
             for i, slot in enumerate(slots)
         ]
         self._spawn(self._calling, jobs)
 
-    async def _call(self, slot: int, ticket: int, phase: str, name: str, args: Any, kwargs: Any) -> None:
+    async def _call(self, slot: int, number: int, phase: str, name: str, args: Any, kwargs: Any) -> None:
         life = self.lives[slot]
         pulse = self.pulses[slot]
         if life.abandoned:
-            self._answers.put((slot, ticket, self._call_now(slot, phase, name, args, kwargs)))
+            self._answers.put((slot, number, self._call_now(slot, phase, name, args, kwargs)))
             return
         try:
             pulse.enter(slot, phase)
@@ -272,11 +272,11 @@ class AioBackend(LocalBackend):
             answer = Failure.of(error, phase)
         pulse.enter(-1, "idle")
         if not life.abandoned:
-            self._answers.put((slot, ticket, answer))
+            self._answers.put((slot, number, answer))
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        return drain(self._answers, self._tickets, timeout_s)
+        return drain(self._answers, self._call_numbers, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Cancel the slot's coroutine, or abandon its thread."""
@@ -295,7 +295,7 @@ class AioBackend(LocalBackend):
         return stack
 
     def _cancel(self, slot: int, task: asyncio.Task[None]) -> None:
-        """On the loop, so that no turn that is given later can reach the task: it comes behind this."""
+        """On the loop, so that a turn that is given later cannot reach the task."""
         self._turns.pop(slot, None)
         task.cancel()
 

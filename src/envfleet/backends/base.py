@@ -1,4 +1,4 @@
-"""What a backend is: where workers live and how they are woken. It knows nothing of policies, restarts or batches."""
+"""What a backend is: where workers run and how they are woken. It does not know policies, restarts or batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Turns = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class Backend(abc.ABC):
-    """The contract between a fleet and whatever runs its slots.
+    """The contract between a fleet and the backend that runs its slots.
 
     `start` builds every env and reports each (a description or a failure); `attach` gives the rows; from then on the
     fleet writes actions and commands into rows, `submit`s slots, and `wait`s for them.
 
-    Numbers say whose a slot is. `submit` gives it a new turn (`given`), and when the row of that turn is written
-    and nothing of it is missing, the backend says so (`done`). A slot with `done != given` is out, and its row is the
-    backend's. Both change in one step each, at the moment when it has really happened, so that an exception at any
-    point of `submit` or `wait` (Ctrl-C, a signal handler that raises) leaves every slot either not handed over or out.
-    What belongs to an earlier turn than `given` is dropped and counted in `num_stale`.
+    Two numbers say who owns a slot. `submit` gives it a new turn (`given`); when the row of that turn is complete, the
+    backend marks it (`done`). A slot with `done != given` is out, and the backend owns its row. Each number changes in
+    one step, when the event has happened. So an exception at any point of `submit` or `wait` (Ctrl-C, a signal handler
+    that raises) leaves every slot either not submitted or out. Anything of an earlier turn than `given` is dropped and
+    counted in `num_stale`.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Backend(abc.ABC):
     has_deadlines = True
     #: Whether a slot whose call was abandoned may be rebuilt (else it is quarantined).
     can_rebuild_abandoned = False
-    #: Called, in whatever thread, when something may be there for `wait`: for callers who wait in an event loop of
-    #: their own. Set it before `start`. For workers that are processes, use `sockets` instead.
+    #: Called, in any thread, when something may be there for `wait`: for callers that wait in their own event
+    #: loop. Set it before `start`. For workers that are processes, use `sockets` instead.
     on_done: Callable[[], None] | None = None
 
     def __init__(self) -> None:
@@ -56,15 +56,15 @@ class Backend(abc.ABC):
         self.done: Turns = np.zeros(0, np.uint32)  # [slot]: the last turn whose row is complete
         self.failures: dict[int, Failure] = {}  # of slots that are done, until the supervisor has dealt with them
         self.losses: deque[Loss] = deque()  # likewise
-        self.num_stale = 0  # answers that were dropped because they belonged to an earlier turn
+        self.num_stale = 0  # answers of an earlier turn, which were dropped
         self.is_broken = False  # the keeper is gone: nothing works any more but `close`
-        self._tickets: dict[int, int] = {}  # slot -> number of its last call
+        self._call_numbers: dict[int, int] = {}  # slot -> number of its last call
         self._replies: dict[int, Any] = {}  # slot -> the answer to it, until it is asked for
         self.notes: list[str] = []  # what has changed since the plan was made: see `Plan`
 
     @abc.abstractmethod
     def start(self, recipe: Recipe) -> dict[int, dict[str, Any] | Failure | Loss]:
-        """Build all envs; per slot what `slot.describe` tells, or why it could not be built."""
+        """Build all envs; per slot its description (`env_contract.describe`), or why it could not be built."""
 
     @abc.abstractmethod
     def attach(self, layout: Layout) -> Slab:
@@ -113,11 +113,11 @@ class Backend(abc.ABC):
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """End everything within the time; what went wrong in envs' close, or had to be killed, by slot."""
 
-    def _ticket(self, slot: int) -> int:
+    def _next_call(self, slot: int) -> int:
         """A number for a call in a slot. An answer to an earlier call, given up by Ctrl-C or a fault, has another."""
-        self._tickets[slot] = self._tickets.get(slot, 0) + 1
+        self._call_numbers[slot] = self._call_numbers.get(slot, 0) + 1
         self._replies.pop(slot, None)
-        return self._tickets[slot]
+        return self._call_numbers[slot]
 
     def kill(self, worker: int) -> str:
         """End a stuck worker (or give its call up); returns the Python stacks it was seen in."""
@@ -128,10 +128,10 @@ class Backend(abc.ABC):
         self.losses.append(Loss(worker, None, slot, phase, words, self.kill(worker)))
 
     def check(self) -> None:
-        """Look whether this backend can still work at all, and set `is_broken` if not."""
+        """Check whether this backend can still work, and set `is_broken` if not."""
 
     def settle(self) -> None:
-        """Finish what an exception in the middle of another method has left half done. Changes nothing otherwise."""
+        """Complete a method that an exception interrupted. Otherwise changes nothing."""
 
     def delivered(self, slot: int) -> Any:
         """The row of a slot as it was last delivered: its head, and the leaves of its observation."""
@@ -163,7 +163,7 @@ class Backend(abc.ABC):
         """Objects of mailbox action leaves: leaf index -> slot -> object."""
 
     def mind(self, free: Callable[[], Slots]) -> None:
-        """Look after the backend's own order now and then, e.g. move slots that are `free`: idle, and not lost.
+        """Periodic work of the backend, e.g. moving slots that are `free`: idle, and not lost.
 
         Called between two batches, never while a call of the env's interface waits for its answer.
         """
@@ -173,7 +173,7 @@ class Backend(abc.ABC):
         return time.monotonic()
 
     def _keep_side(self, slot: int, info: Any, final_info: Any) -> None:
-        # Only what is there is kept: most envs have nothing to say on most steps.
+        # Only infos that exist are kept: most steps have none.
         if info:
             self.info[slot] = info
         else:
@@ -185,7 +185,7 @@ class Backend(abc.ABC):
 
 
 def spread(num_slots: int, num_workers: int) -> np.ndarray[Any, Any]:
-    """Slots over workers, in contiguous runs as even as can be.
+    """Slots over workers, in contiguous ranges of nearly equal length.
 
     Example:
         >>> spread(5, 2).tolist()

@@ -53,19 +53,19 @@ class DoneList:
                 left = deadline - time.monotonic()
                 if len(slots) >= at_least or left <= 0:
                     break
-                self._bell.acquire(timeout=left)  # a ring left over from before only costs one more look
+                self._bell.acquire(timeout=left)  # a signal from before only costs one more check
             self._target = 0
         return [slots.popleft() for _ in range(len(slots))]
 
 
-def drain(answers: SimpleQueue[tuple[int, int, Any]], tickets: dict[int, int], timeout_s: float) -> dict[int, Any]:
-    """The answers (slot, ticket, value) to the slots' last calls, waiting for a first one at most `timeout_s`."""
+def drain(answers: SimpleQueue[tuple[int, int, Any]], call_numbers: dict[int, int], timeout_s: float) -> dict[int, Any]:
+    """The answers (slot, number, value) to the slots' last calls, waiting for a first one at most `timeout_s`."""
     found: dict[int, Any] = {}
     try:
-        slot, ticket, value = answers.get(timeout=max(timeout_s, 1e-4))
+        slot, number, value = answers.get(timeout=max(timeout_s, 1e-4))
         while True:
-            if tickets.get(slot) == ticket:
+            if call_numbers.get(slot) == number:
                 found[slot] = value
-            slot, ticket, value = answers.get_nowait()
+            slot, number, value = answers.get_nowait()
     except Empty:
         return found

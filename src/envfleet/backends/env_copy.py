@@ -1,8 +1,8 @@
 """Whether an env can be moved to another process as it is: pickled, and the copy compared with it, object by object.
 
-A pickle may lose state (EzPickle builds the env anew, a `__getstate__` leaves things out, a C library keeps its own). So
+A pickle may lose state (EzPickle rebuilds the env, a `__getstate__` leaves things out, a C library keeps its own). So
 the copy is made here first and must equal the env in everything that is known to matter: every attribute, array byte,
-random state, and which objects are the same one. Whatever is of a kind not listed here is a reason to say no.
+random state, and which objects are identical. An object of a kind that is not listed here means that the env is not moved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gymnasium.utils import EzPickle
 
 
 class CannotCopy(Exception):
-    """Why an env has to stay where it is."""
+    """Why an env cannot be moved."""
 
 
 def packed(env: Any) -> bytes:
@@ -89,7 +89,7 @@ def try_packed(env: Any) -> bytes | str:
 
 
 def difference(one: Any, other: Any) -> str:
-    """In what two objects differ, or are of a kind we cannot judge; empty when they are equal all through.
+    """How two objects differ, or why they cannot be compared; empty when they are equal.
 
     Example:
         >>> difference({"a": [1, 2.5]}, {"a": [1, 2.5]}), difference({"a": [1, 2]}, {"a": [1, 3]})
@@ -124,7 +124,7 @@ class _Comparison:
         while todo:
             where, a, b = todo.pop()
             for step, x, y in self._compare(where, a, b):
-                if type(x) is not type(y) or type(x) not in _PLAIN or x != y:  # most are plain and equal: the short way
+                if type(x) is not type(y) or type(x) not in _PLAIN or x != y:  # most are plain and equal: the fast path
                     todo.append((where + step, x, y))
         self._spans.sort()
         for (_, end, first), (start, _, second) in zip(self._spans, self._spans[1:]):
@@ -151,12 +151,12 @@ class _Comparison:
         return iter(())
 
     def _is_new(self, where: str, a: Any, b: Any) -> bool:
-        """Whether this pair was not met before. What is one object here must be one object there."""
+        """Whether this pair is new. Identical objects on one side must be identical on the other."""
         _demand(self._taken.setdefault(id(b), id(a)) == id(a), where)
         if id(a) in self._known:
             _demand(self._known[id(a)][1] is b, where)
             return False
-        # Its own copy is no copy: an object that is not copied is shared with something outside.
+        # Identical in both graphs: it was not copied, so it is shared with something outside.
         _demand(a is not b or (type(a) in (tuple, frozenset) and not a), where)
         self._known[id(a)] = (a, b)
         return True
@@ -269,7 +269,7 @@ def _attributes(where: str, a: Any, b: Any) -> Pairs:
     """An instance of a class written in Python: all it has is in its `__dict__` and `__slots__`."""
     kind, name = type(a), f"{where or 'it'} ({type(a).__name__})"
     if isinstance(a, EzPickle):
-        raise CannotCopy(f"{name} is built anew when it is copied (EzPickle)")
+        raise CannotCopy(f"{name} is rebuilt when it is copied (EzPickle)")
     if kind is object or not _is_all_python(kind):
         raise CannotCopy(f"{name} is of a kind we do not know")  # a C struct behind it, or a mere mark
     for slot, member in _slots_of(kind):

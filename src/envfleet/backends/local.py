@@ -60,9 +60,9 @@ class LocalBackend(Backend):
         return self.slab
 
     def _finish(self, slot: int, turn: int, broken: bool = False) -> None:
-        """Take over what a life left beside its row, then mark the row as done. May be interrupted, and is then done again.
+        """Take over what a life left beside its row, then mark the row as done. May be interrupted, and is then repeated.
 
-        `broken`: an exception cut the advance itself short, so the row counts for nothing.
+        `broken`: an exception interrupted the advance itself, so the row is not used.
         """
         life = self.lives[slot]
         failure = life.failure
@@ -141,7 +141,7 @@ def _given_up(phase: str) -> Failure:
 
 
 def is_interrupt_here(error: BaseException) -> bool:
-    """Whether this is a KeyboardInterrupt in the caller's own thread, which is the caller's.
+    """Whether this is a KeyboardInterrupt in the caller's own thread, which must reach the caller.
 
     By the class: `isinstance` asks the exception for its `__class__`, which is code of the env.
     """

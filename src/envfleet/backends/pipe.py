@@ -27,7 +27,7 @@ class PipeBackend(ProcessBackend):
         self.threads = threads
 
     def pulse_of(self, slot: int) -> Pulse:
-        """The slot's own, where slots have threads of their own."""
+        """The pulse of the slot, if slots have their own threads."""
         return self.pulses[slot] if self.threads else super().pulse_of(slot)
 
     def _make_slab(self, layout: Layout) -> Slab:

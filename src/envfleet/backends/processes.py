@@ -35,7 +35,7 @@ from envfleet.workers.protocol import DONE, DOWN, MESSAGE, SIDE, UP, FromWorker,
 from envfleet.workers.shared_memory import Pulse, Segment
 from envfleet.workers.worker import STACK_SIGNAL
 
-#: How often a frame may be interrupted in being taken in before its worker is given up.
+#: How often reading a frame may be interrupted before its worker is given up.
 _MAX_ATTEMPTS = 20
 
 
@@ -45,7 +45,7 @@ class ProcessBackend(Backend):
     can_kill = True
     by_value: bool
     threads = False  # whether every slot has a thread of its own in its worker
-    spare = 0  # 1: the parent has a share beside the workers', empty until slots are moved into it
+    spare = 0  # 1: the parent has a share of its own, empty until slots are moved into it
 
     def __init__(self, num_workers: int | None = None, start_method: str | None = None) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ProcessBackend(Backend):
             "build": build,
         }
         try:
-            worker.ticket = self._request(theirs, worker)
+            worker.start_number = self._request(theirs, worker)
             ours.post(cloudpickle.dumps(start))
             worker.num_tasks, worker.attempts, worker.handing = len(self._tasks), 0, None
             worker.attached = not build and self._post_attach(ours)
@@ -125,10 +125,10 @@ class ProcessBackend(Backend):
             self._by_fd[ours.fileno()] = worker
             self._poller.register(ours.sock, select.POLLIN)
         except BaseException:
-            ours.close()  # a worker that is started all the same finds its end closed, and ends
+            ours.close()  # a worker that starts anyway finds its socket closed, and ends
             raise
         worker.loss_told = False
-        worker.channel = ours  # from here on it is there
+        worker.channel = ours  # from here on it counts as started
         self._flush(worker)
 
     def _request(self, theirs: Channel, worker: WorkerHandle) -> int:
@@ -177,7 +177,7 @@ class ProcessBackend(Backend):
 
     @abc.abstractmethod
     def _post_attach(self, channel: ParentChannel) -> bool:
-        """Tell a worker where its rows are. False, and nothing, before there are any."""
+        """Send a worker the location of its rows. Returns False before there are any."""
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
@@ -205,8 +205,8 @@ class ProcessBackend(Backend):
     def _without_lost(self, slots: Slots) -> Slots:
         """Count the turn of slots whose worker is among the losses, hand them to no worker, and return the others.
 
-        They are out until the supervisor deals with the loss. A worker that is started in the lost one's place must not find
-        them: by the time it reads their rows, these hold the command and the seed of the turn after.
+        They are out until the supervisor handles the loss. The worker that replaces the lost one must not get them: when it
+        reads their rows, these hold the command and the seed of the next turn.
         """
         if not self.losses:
             return slots
@@ -215,13 +215,13 @@ class ProcessBackend(Backend):
         return slots[~lost]
 
     def check(self) -> None:
-        """Without the keeper nothing can be started or ended, and the workers are gone with it."""
+        """Without the keeper nothing can be started or ended, and the workers have ended too."""
         if self._keeper is not None and not self._keeper.gone:
             self._keeper.channel.pump()
         self.is_broken |= self._keeper is not None and self._keeper.gone
 
     def settle(self) -> None:
-        """Finish what an exception in `submit`, or in the noting of a lost worker, has left half done."""
+        """Complete a `submit`, or the recording of a lost worker, that an exception interrupted."""
         for worker in self._workers:
             if worker.handing is not None:
                 slots, turns, channel, number = worker.handing
@@ -260,7 +260,7 @@ class ProcessBackend(Backend):
         return [*self._by_fd, *keeper]
 
     def _poll(self, timeout_s: float) -> None:
-        """Take in what workers and keeper say; wait for a first message at most `timeout_s`."""
+        """Read messages of workers and keeper; wait for the first one at most `timeout_s`."""
         for worker in self._workers:
             if worker.channel is not None and worker.channel.pending:
                 self._flush(worker, 0.0)
@@ -277,7 +277,7 @@ class ProcessBackend(Backend):
                 self._take(found)
             elif self._keeper is not None and fd == self._keeper.channel.fileno():
                 self._hear_keeper()
-            else:  # of a worker whose end has been noted, or was being noted when that was interrupted
+            else:  # of a worker whose end is recorded, or was being recorded when that was interrupted
                 self._by_fd.pop(fd, None)
                 with contextlib.suppress(KeyError):
                     self._poller.unregister(fd)
@@ -288,7 +288,7 @@ class ProcessBackend(Backend):
         assert keeper is not None
         keeper.poll()
         for worker in self._workers:
-            ended = keeper.pids.get(worker.ticket) in keeper.exits or worker.ticket in keeper.refused
+            ended = keeper.pids.get(worker.start_number) in keeper.exits or worker.start_number in keeper.refused
             if ended and worker.channel is not None:
                 worker.channel.pump()
                 self._take(worker)
@@ -299,13 +299,13 @@ class ProcessBackend(Backend):
                 self._poller.unregister(keeper.channel.sock)
 
     def _take(self, worker: WorkerHandle) -> None:
-        """Take in the frames that have arrived. One is dropped when that is complete: until then it can be done again."""
+        """Process the frames that have arrived. A frame is removed after that; until then this can be repeated."""
         channel = worker.channel
         assert channel is not None
         while (frame := channel.peek()) is not None:
             worker.attempts += 1
             if worker.attempts > _MAX_ATTEMPTS:
-                channel.eof = True  # it cannot be read, however often one tries: what follows is not to be trusted
+                channel.eof = True  # it cannot be read, even after retries: what follows cannot be trusted
                 break
             if frame[:1] == DONE:
                 self._take_done(frame)
@@ -358,20 +358,20 @@ class ProcessBackend(Backend):
         if what == FromWorker.BUILT:
             self._built[args[0]] = load_value(args[1], "init")
         elif what == FromWorker.CALLED:
-            slot, ticket, answer = args
-            if self._tickets.get(slot) == ticket:
+            slot, number, answer = args
+            if self._call_numbers.get(slot) == number:
                 self._replies[slot] = load_value(answer, "call")
         elif what == FromWorker.CLOSED:
             self._closing.append((args[0], args[1]))
 
     def _mark_lost(self, worker: WorkerHandle) -> None:
-        """The worker is gone, or is to be: say so once."""
+        """The worker is gone, or will be: record it once."""
         self._forget(worker)
         if not worker.loss_told:
             self._tell_loss(worker)
 
     def _tell_loss(self, worker: WorkerHandle) -> None:
-        """Learn how a worker's process ended, and add it to the losses. May be interrupted, and is then done again."""
+        """Find out how a worker's process ended, and add it to the losses. May be interrupted, and is then repeated."""
         slot, phase = worker.last_seen()
         code = self._end_of(worker)
         self.losses.append(Loss(worker.index, code, slot, phase))
@@ -382,7 +382,7 @@ class ProcessBackend(Backend):
         """The exit code of a worker that has closed its socket; ends it if it still runs."""
         keeper = self._keeper
         assert keeper is not None
-        pid = keeper.wanted_pid(worker.ticket, 1.0)
+        pid = keeper.wanted_pid(worker.start_number, 1.0)
         if pid is None:
             return None
         code = keeper.exit_code(pid, 1.0)
@@ -420,7 +420,7 @@ class ProcessBackend(Backend):
     # -- off the step path --------------------------------------------------------------------------------------
 
     def give_tasks(self, tasks: Mapping[int, bytes]) -> None:
-        """Every living worker learns them now, a restarted one when it starts."""
+        """Every running worker gets them now, a restarted one when it starts."""
         self._tasks.update(tasks)
         for worker in self._workers:
             self._tell_tasks(worker)
@@ -431,7 +431,7 @@ class ProcessBackend(Backend):
             worker.num_tasks = len(self._tasks)
 
     def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
-        """To the workers of these slots. One that is gone before the reset is sent leaves them to the next."""
+        """To the workers of these slots. If one is lost before the reset is sent, its replacement gets them."""
         self._options.update((slot, (int(self.given[slot]), value)) for slot, value in options.items())
         self._by_worker(ToWorker.OPTIONS, options)
 
@@ -462,9 +462,9 @@ class ProcessBackend(Backend):
         for i, slot in enumerate(slots):
             worker = self._workers[self.worker_of[slot]]
             self._prepared(worker)
-            ticket = self._ticket(slot)
+            number = self._next_call(slot)
             self._replies.pop(slot, None)  # to a call that was interrupted
-            self._message(worker, ToWorker.CALL, slot, ticket, phase, name, args[i] if each else args, kwargs)
+            self._message(worker, ToWorker.CALL, slot, number, phase, name, args[i] if each else args, kwargs)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers that have arrived."""
@@ -479,7 +479,7 @@ class ProcessBackend(Backend):
         """Ask for the Python stacks, then end the worker and all it started."""
         stuck = self._workers[worker]
         assert self._keeper is not None
-        pid = self._keeper.wanted_pid(stuck.ticket, 1.0)
+        pid = self._keeper.wanted_pid(stuck.start_number, 1.0)
         stack = self._stack(stuck, pid) if pid is not None else ""
         self._forget(stuck)
         if pid is not None:

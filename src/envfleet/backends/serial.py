@@ -1,6 +1,6 @@
-"""serial: every slot in the caller's thread, one after another. The oracle of all others, and the fastest for cheap envs.
+"""serial: every slot in the caller's thread, one after another. The reference for all others, and the fastest for cheap envs.
 
-Deadlines cannot be enforced here: a stuck env is the caller's own stuck call.
+Deadlines cannot be enforced here: an env that hangs blocks the caller's own call.
 """
 
 from __future__ import annotations

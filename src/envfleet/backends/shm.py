@@ -2,11 +2,11 @@
 
 With the compiled core, parent and workers wake each other by a doorbell that spins while gaps are short and sleeps when
 they are long. With `isolate=False` the parent steps one share of the slots itself: on few cores that is faster, because
-no third process competes for them, but an env that crashes the process then takes the trainer down, and deadlines cannot
+no third process competes for them, but an env that crashes its process then ends the trainer, and deadlines cannot
 be enforced in that share. Without the compiled core, slot numbers travel over the workers' sockets.
 
-Slots can be moved into the parent's share and back, one by one, while they are the caller's. The parent has a life for every
-slot, and so has the slot's worker; which of the two has the env is said by `worker_of` alone, which changes in one step.
+Slots can be moved into the parent's share and back, one by one, while the caller owns them. Parent and worker both have a
+life for such a slot; `worker_of` alone says which of the two has the env, and it changes in one step.
 """
 
 from __future__ import annotations
@@ -180,12 +180,12 @@ class ShmBackend(ProcessBackend):
         )
 
     def give_tasks(self, tasks: Mapping[int, bytes]) -> None:
-        """Also when this is interrupted: `submit` looks whether all have been told."""
+        """Also when this is interrupted: `submit` checks whether all workers know all tasks."""
         self._all_told = False
         super().give_tasks(tasks)
 
     def round(self, slots: Slots, timeout_s: float) -> bool:
-        """Ring, step, wait and take in one call of the compiled doorbell, as long as nothing is out of the ordinary."""
+        """Wake workers, step, wait and collect in one call of the compiled doorbell, while `SlotTable.plain` is set."""
         if self._exchange is None or not self._all_alive or self.info or self.final_info or not self._all_told or self._sided:
             return super().round(slots, timeout_s)
         if self._exchange.round(slots, self.worker_of, timeout_s, self._runner):
@@ -216,7 +216,7 @@ class ShmBackend(ProcessBackend):
             slot, turn, broken = entry = self._sided[0]
             if self.given[slot] == turn != self.done[slot]:
                 self._take_side(slot, turn, bool(broken))
-            if self._sided and self._sided[0] is entry:  # else it was dealt with on the way: its worker was found dead
+            if self._sided and self._sided[0] is entry:  # else it was handled already: its worker was found dead
                 del self._sided[0]
 
     def _take_side(self, slot: int, turn: int, broken: bool) -> None:
@@ -289,16 +289,16 @@ class ShmBackend(ProcessBackend):
         return here
 
     def cpu_s(self) -> float:
-        """CPU seconds that this process and its workers have used, as far as the kernel tells."""
+        """CPU seconds that this process and its workers have used, as far as the kernel reports them."""
         assert self._keeper is not None
-        pids = [self._keeper.pids.get(worker.ticket) for worker in self._workers if worker.alive]
+        pids = [self._keeper.pids.get(worker.start_number) for worker in self._workers if worker.alive]
         return time.process_time() + sum(cpu_time_of(pid) for pid in pids if pid is not None)
 
     def move_in(self, slots: list[int], timeout_s: float = 1.0) -> dict[int, str]:
-        """Take slots that are the caller's from their workers into this process; why not, of those that cannot be.
+        """Move slots that the caller owns from their workers into this process; returns why not, for those that cannot be moved.
 
-        The worker packs its env and keeps it. From the moment when `worker_of` names the parent, that copy counts for nothing,
-        and the worker is sent FORGET. Before that moment the parent's copy counts for nothing.
+        The worker packs its env and keeps it. Once `worker_of` names the parent, the worker's copy is unused, and the worker
+        is sent FORGET. Before that, the parent's copy is unused.
         """
         if self.slab.has_mail or self.slab.layout.agents:
             return dict.fromkeys(slots, "objects or many agents in its rows")
@@ -316,7 +316,7 @@ class ShmBackend(ProcessBackend):
         return refused
 
     def move_back(self, slots: list[int], timeout_s: float = 1.0) -> dict[int, str]:
-        """Give slots that were moved in back to their workers; why not, of those that cannot be."""
+        """Move slots back to their workers; returns why not, for those that cannot be moved."""
         refused: dict[int, str] = {}
         blobs: dict[int, tuple[bytes]] = {}
         for slot in slots:
@@ -345,14 +345,14 @@ class ShmBackend(ProcessBackend):
         deadline = time.monotonic() + timeout_s
         asked = 0
         for slot, mine in zip(slots, args):
-            worker, ticket = self._workers[owner[slot]], self._ticket(slot)
+            worker, number = self._workers[owner[slot]], self._next_call(slot)
             self._replies.pop(slot, None)
             asked += worker.alive
-            self._message(worker, ToWorker.CALL, slot, ticket, "call", name, mine, {})
+            self._message(worker, ToWorker.CALL, slot, number, "call", name, mine, {})
         while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
             answers.update(self.replies(left))
         for slot in slots:
-            self._ticket(slot)
+            self._next_call(slot)
         return {slot: answers[slot] for slot in slots if slot in answers}
 
     # -- off the step path --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """When slots move between workers and the parent: into it when others take the cores, back when these are free again.
 
 For cheap envs a worker that waits for a core costs more than it saves: 8 CartPoles in two processes beside two busy loops
-make 0.4 of the steps that one process makes. `auto` would not have chosen workers there; this makes up for it.
+make 0.4 of the steps that one process makes. `auto` would not have chosen workers there; moving corrects this.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from envfleet.util.machine import CpuWatch, Load
 LOOK_S = 0.25
 #: The same once the slots have been moved in: there is little CPU time then, and no hurry to go back.
 CALM_LOOK_S = 1.0
-#: What happened in a longer pause (the caller did other things) says nothing of now.
+#: A measurement over a longer pause (the caller did other things) is not used.
 STALE_S = 2.0
 #: How long the machine must be quiet before slots are moved back the first time; twice as long each time after.
 QUIET_S = 5.0
-#: Moving holds the caller up: some slots at a time, for at most about so long between two batches.
+#: Moving delays the caller: some slots at a time, for at most about this long between two batches.
 AT_ONCE, SPEND_S = 8, 0.1
 #: A worker that has not answered is left alone for so long.
 PAUSE_S = 2.0
@@ -78,7 +78,7 @@ class Mover:
         while ready and self._clock() - now < SPEND_S:
             some, ready = ready[:AT_ONCE], ready[AT_ONCE:]
             self._refused.update(refused := move(some))
-            if not refused and self._misplaced(backend)[some].all():  # no answer: its worker is in a long reset, say
+            if not refused and self._misplaced(backend)[some].all():  # no answer: its worker is, for example, in a long reset
                 self._again = self._clock() + PAUSE_S
                 return
         if not self._misplaced(backend).any():

@@ -1,7 +1,7 @@
 """thread: worker threads of this process. For envs that wait (I/O, sleeps, C code without the GIL).
 
-A stuck call cannot be ended in a thread: it is abandoned, its slot is quarantined, its worker's other slots get a new
-thread, and `close()` names what is still stuck.
+A call that hangs in a thread cannot be ended: it is abandoned, its slot is quarantined, the other slots of its worker get
+a new thread, and `close()` names the calls that still hang.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ThreadBackend(LocalBackend):
         return slab
 
     def _open(self, compiled: Any, me: int, board: Any = None) -> Any:
-        # Never spinning: it was tried, costs a core, and gained nothing for envs that wait.
+        # No spinning: measured, it costs a core and gains nothing for envs that wait.
         return compiled.Exchange(self._memory, self.num_workers, self.slab.num_slots, me, 0.0, me < 0, True, board)
 
     def _make_runner(self, worker: _Worker) -> None:
@@ -135,7 +135,7 @@ class ThreadBackend(LocalBackend):
                 continue
             job = worker.jobs.get()
             if worker.generation != generation:
-                self._post(worker, job)  # this thread was given up just as it came free: the job is its successor's
+                self._post(worker, job)  # this thread was given up just as it became free: its successor does the job
                 return
             if job is None:
                 return
@@ -149,7 +149,7 @@ class ThreadBackend(LocalBackend):
                 self._begun[slot] = turn
                 self._advance(worker, self.lives[slot], turn)
                 if worker.generation != generation:
-                    return  # given up long ago: another thread has this worker's slots, and this row is not ours
+                    return  # given up earlier: another thread has this worker's slots and owns this row
                 self._ended[slot] = turn
                 self._done.add(slot)
             elif job[0] == "build":
@@ -161,13 +161,13 @@ class ThreadBackend(LocalBackend):
             elif job[0] == "close":
                 self._close_one(self.lives[job[1]], worker.pulse)
             else:
-                slot, ticket, phase, name, args, kwargs = job[1:]
+                slot, number, phase, name, args, kwargs = job[1:]
                 worker.pulse.enter(slot, phase)
                 answer = self._call_now(slot, phase, name, args, kwargs)
                 if worker.generation != generation:
                     return
                 worker.pulse.enter(-1, "idle")
-                self._answers.put((slot, ticket, answer))
+                self._answers.put((slot, number, answer))
 
     def _advance(self, worker: _Worker, life: SlotLife, turn: int) -> None:
         life.turn = turn
@@ -176,7 +176,7 @@ class ThreadBackend(LocalBackend):
                 worker.runner.advance(life.slot, turn)
             else:
                 drive_here(life, life.advance(), worker.pulse.enter)
-        except BaseException as error:  # not the env's failure, which is in the row: something in our own life
+        except BaseException as error:  # not a failure of the env, which is in the row: an error in the slot life itself
             life.fail_in(error, "step")
 
     def submit(self, slots: Slots) -> None:
@@ -222,12 +222,12 @@ class ThreadBackend(LocalBackend):
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
         """Call in the slots' own threads: some envs may only be touched by the thread that built them."""
         for i, slot in enumerate(slots):
-            job = ("call", slot, self._ticket(slot), phase, name, args[i] if each else args, kwargs)
+            job = ("call", slot, self._next_call(slot), phase, name, args[i] if each else args, kwargs)
             self._post(self._workers[self.worker_of[slot]], job)
 
     def replies(self, timeout_s: float) -> dict[int, Any]:
         """Answers so far; waits for one at most `timeout_s`."""
-        return drain(self._answers, self._tickets, timeout_s)
+        return drain(self._answers, self._call_numbers, timeout_s)
 
     def kill(self, worker: int) -> str:
         """Give up the call the worker is in; a new thread takes its other slots."""
@@ -239,7 +239,7 @@ class ThreadBackend(LocalBackend):
             if stuck.runner is not None:
                 stuck.runner.disarm(slot)  # what the call returns later is not written
             self._stuck.append((slot, stuck.thread, phase))
-        # The stuck thread keeps its own pulse: it must not speak for the one that replaces it.
+        # The thread that hangs keeps its own pulse, so that it cannot write that of its replacement.
         stuck.pulse = self.pulses[worker] = Pulse.local(1)[0]
         if stuck.runner is not None:
             self._make_runner(stuck)
@@ -268,7 +268,7 @@ class ThreadBackend(LocalBackend):
             self._post(worker, None)
         late = [worker for worker in self._workers if not _joined(worker.thread, deadline)]
         for _ in range(self.recipe.num_slots if late else 0):
-            # Stuck in one slot: give that call up, and let a new thread close the slots behind it.
+            # It hangs in one slot: give that call up, and let a new thread close the remaining slots.
             for worker in late:
                 self.kill(worker.index)
             deadline = time.monotonic() + 0.2
@@ -285,7 +285,7 @@ class ThreadBackend(LocalBackend):
 
 
 def _aligned(size_bytes: int) -> np.ndarray[Any, Any]:
-    """Zeros that begin at a cache line, which is what keeps neighbours in them from slowing each other down."""
+    """Zeros that begin at a cache line, so that threads do not share cache lines."""
     block = np.zeros(size_bytes + 64, np.uint8)
     start = -block.ctypes.data % 64
     return block[start : start + size_bytes]

@@ -1,4 +1,4 @@
-"""The parent's handle of one worker process: its socket, and the pulses that tell what it is doing."""
+"""The parent's handle of one worker process: its socket, and the pulses that show what it is doing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class WorkerHandle:
         self.slots = slots
         self.pulses = pulses
         self.channel: ParentChannel | None = None
-        self.ticket = 0  # of its start, with the keeper
+        self.start_number = 0  # of its start, with the keeper
         self._keeper = keeper
-        self.attached = False  # it has been told of its rows
+        self.attached = False  # it knows its rows
         self.loss_told = True  # its process is there, or its end is among the backend's losses
         self.num_tasks = 0  # how many tasks it knows
         self.rung = 0  # the first message it has not been rung for, where it does not wait at its socket
@@ -29,8 +29,8 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int:
-        """Its process number, which the keeper tells a moment after the start."""
-        pid = self._keeper.pid_of(self.ticket, 2.0)
+        """Its process id, which the keeper reports shortly after the start."""
+        pid = self._keeper.pid_of(self.start_number, 2.0)
         if pid is None:
             raise ProcessLookupError(f"worker {self.index} has no process")
         return pid
@@ -41,7 +41,7 @@ class WorkerHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether its process is there, as far as its socket tells."""
+        """Whether its process is there, as far as its socket shows."""
         return self.channel is not None
 
     def doing(self) -> tuple[int, str, float]:
@@ -56,6 +56,6 @@ class WorkerHandle:
         return -1, busy[0][1] if busy else "idle"
 
     def rest(self) -> None:
-        """Its process is gone, and whatever it did with it."""
+        """Its process is gone: clear its pulses."""
         for pulse in self.pulses:
             pulse.enter(-1, "idle")

@@ -1,1 +1,1 @@
-"""The `envfleet` command, one file a command."""
+"""The `envfleet` command, one file per command."""

@@ -1,4 +1,4 @@
-"""`envfleet collect ENV --out DIR`: episodes into a dataset that a kill cannot spoil and the same command continues."""
+"""`envfleet collect ENV --out DIR`: collect episodes into a crash-safe dataset; the same command continues it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envfleet.util.loading import load_attribute
 HELP = "collect episodes into a dataset"
 DESCRIPTION = (
     "Collects episodes of an environment into a directory. Every finished episode is safe on disk; after an interruption "
-    "the same command completes the dataset without duplicates. Which episodes there are depends on the seed alone, not on "
+    "the same command completes the dataset without duplicates. The set of episodes depends on the seed alone, not on "
     "--num-envs, --backend, --num-workers or --mode."
 )
 
@@ -32,20 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="random",
         help="'random', a run folder or checkpoint file of `envfleet train`, or MODULE:NAME of a batched policy",
     )
-    parser.add_argument("--sample", action="store_true", help="checkpoint: draw actions instead of taking the likeliest")
+    parser.add_argument("--sample", action="store_true", help="checkpoint: sample actions instead of the most likely ones")
     parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="file format")
     add_shared(parser, "seed", default=0)
     add_shared(parser, "backend")
     add_shared(parser, "num_workers")
     parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="how slots are stepped")
-    parser.add_argument("--max-steps", type=positive, help="cut episodes off after so many steps")
-    parser.add_argument("--max-retries", type=int, default=2, help="begin an episode again after a fault")
+    parser.add_argument("--max-steps", type=positive, help="truncate episodes after this many steps")
+    parser.add_argument("--max-retries", type=int, default=2, help="start an episode again after a fault, this many times")
     add_token_file(parser, "file with the servers' token")
     parser.add_argument("--infos", action="store_true", help="store the info dicts too")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect what is missing; 1 when some episodes failed for good."""
+    """Collect what is missing; 1 when some episodes failed in all attempts."""
     from envfleet.errors import WriteFailed
     from envfleet.rollout.datasets.parquet import DatasetWriter
 
@@ -140,7 +140,7 @@ def _policy(args: argparse.Namespace, fleet: Any) -> Any:
 
         agent: Any = load_agent(args.policy)
         policy = agent.policy(fleet.num_envs, deterministic=not args.sample, seed=args.seed)
-        policy.version = agent.update  # every step of the dataset tells which update chose its action
+        policy.version = agent.update  # every step of the dataset names the update that chose its action
         return policy
     if ":" not in args.policy:
         raise BadArgument(f"--policy {args.policy!r}: give 'random', an existing checkpoint, or MODULE:NAME")

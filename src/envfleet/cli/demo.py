@@ -1,4 +1,4 @@
-"""`envfleet demo`: CartPole solved with eight envs, and what the speed came from; or the same steps on two backends."""
+"""`envfleet demo`: solve CartPole with eight envs and show where the speed comes from; or compare two backends."""
 
 from __future__ import annotations
 

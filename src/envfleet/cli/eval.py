@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "num_episodes", default=100, help="episodes to play")
     add_shared(parser, "seed", help="seed of the evaluation (default: the run's)")
     parser.add_argument("--checkpoint", choices=("final", "best"), default="final", help="which checkpoint")
-    parser.add_argument("--sample", action="store_true", help="draw actions instead of taking the most likely ones")
+    parser.add_argument("--sample", action="store_true", help="sample actions instead of the most likely ones")
     parser.add_argument(
         "--opponent",
         metavar="WHO",

@@ -1,4 +1,4 @@
-"""The command `envfleet`: one module a command.
+"""The command `envfleet`: one module per command.
 
 A command is a module with `HELP`, `DESCRIPTION`, `add_arguments(parser)` and `run(args) -> int`. Adding one is a line in
 `COMMANDS`. Modules of commands import nothing heavy before `add_arguments`, because `envfleet --help` imports them all.
@@ -96,7 +96,7 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Misuse takes the way of every other error: one line, exit code 2."""
+    """Wrong usage is handled like every other error: one line, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         raise BadArgument(f"{message} (`{self.prog} --help` lists the options)")

@@ -39,10 +39,10 @@ def seconds(text: str) -> float:
 #: Option -> its flags (the old spelling last) and how it is declared.
 _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "env": (("env",), {"metavar": "ENV", "help": ENV_HELP}),
-    "num_envs": (("--num-envs",), {"type": positive, "metavar": "N", "help": "environments run at once"}),
+    "num_envs": (("--num-envs",), {"type": positive, "metavar": "N", "help": "number of environments"}),
     "num_workers": (
         ("--num-workers", "--workers"),
-        {"type": positive, "metavar": "N", "help": "worker processes or threads (default: what the backend takes)"},
+        {"type": positive, "metavar": "N", "help": "worker processes or threads (default: chosen by the backend)"},
     ),
     "num_episodes": (("--num-episodes", "--episodes"), {"type": positive, "metavar": "N", "help": "episodes"}),
     "seed": (("--seed",), {"type": int, "metavar": "N", "help": "seed of the run"}),

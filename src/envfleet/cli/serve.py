@@ -22,13 +22,13 @@ DESCRIPTION = (
 #: Options of `ServerConfig` that are one value, with their help; type and default are the config's.
 _VALUES = {
     "host": "where to listen; the default is reached from this machine only",
-    "port": "0 takes a free one",
-    "max_sessions": "environments at once",
-    "idle_timeout_s": "end silent sessions, waited for or not",
-    "handover_s": "while others wait, end sessions silent for so long that have no episode running",
-    "episode_idle_s": "while others wait, end sessions silent for so long in the middle of an episode",
-    "request_timeout_s": "close connections that have not sent a whole request by then",
-    "step_timeout_s": "end stuck steps",
+    "port": "0 chooses a free port",
+    "max_sessions": "the most sessions at a time",
+    "idle_timeout_s": "end sessions without a message for this time",
+    "handover_s": "the same while other clients wait, for sessions without a running episode",
+    "episode_idle_s": "the same while other clients wait, for sessions with a running episode",
+    "request_timeout_s": "close connections that have not sent a complete request within this time",
+    "step_timeout_s": "end steps that take longer",
     "max_message_bytes": "largest message",
 }
 _LISTS = {
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     for name, (flag, metavar, text) in _LISTS.items():
         parser.add_argument(flag, action="append", default=[], metavar=metavar, dest=name, help=text)
-    add_shared(parser, "num_workers", help="processes the sessions share (default: one a processor, at least 2)")
+    add_shared(parser, "num_workers", help="processes the sessions share (default: one per CPU, at least 2)")
     add_shared(
         parser,
         "backend",

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--" + spec.name.replace("_", "-"),
             *("--" + alias.replace("_", "-") for alias, name in ALIASES.items() if name == spec.name),
             dest=f"setting_{spec.name}",
-            # Only what the user gave is in the namespace, so that presets and files keep their say.
+            # Only what the user gave is in the namespace, so that presets and files still apply.
             default=argparse.SUPPRESS,
             help=f"{spec.metadata['help']} (default: {as_text(default_of(spec)) or 'none'})".replace("%", "%%"),
             **more,

@@ -1,4 +1,4 @@
-"""`envfleet tune ENV`: what `backend="auto"` guesses, found by trying every backend and worker count."""
+"""`envfleet tune ENV`: measures every backend and worker count, where `backend="auto"` estimates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positives,
         help="slot counts, comma-separated (default: 8,64; with --workers the largest of these, at least 8)",
     )
-    add_shared(parser, "num_workers", type=positives, help="worker counts, comma-separated (default: those that may pay)")
+    add_shared(parser, "num_workers", type=positives, help="worker counts, comma-separated (default: those that may be faster)")
     parser.add_argument("--backends", type=words, metavar="NAMES", help="backends, comma-separated (default: all)")
     parser.add_argument("--seconds", type=seconds, default=1.0, help="how long each setting is measured")
     parser.add_argument("--out", type=Path, metavar="PNG", help="where to draw (default: tune-ENV.png)")

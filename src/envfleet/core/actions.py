@@ -63,7 +63,7 @@ class ActionWriter:
                     array[:, 0] = rows
                 else:
                     array[slots, 0] = rows
-                # A copy, so that a fault record shows what was sent, not what the caller's array holds by then.
+                # A copy, so that a fault record shows what was sent, also if the caller changes the array later.
                 self.last = rows.astype(array.dtype, copy=True)
         if check:
             self._check_contained(slots)
@@ -103,7 +103,7 @@ class ActionWriter:
                     raise BadArgument(f"action {array[slot, 0]}{leaf.name} of slot {slot} is not in {leaf.space}")
 
     def _check_agents(self, slots: Slots) -> None:
-        """Many agents: what is sent for one that is not active is ignored, so only the others' actions are looked at."""
+        """Many agents: actions of inactive agents are ignored, so only those of active agents are checked."""
         groups = self.slab.layout.groups
         for slot in slots.tolist():
             rows = [array[slot, 0] for array in self.arrays if array is not None]

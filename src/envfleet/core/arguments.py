@@ -31,7 +31,7 @@ def checked_seed(seed: Any) -> int:
 
 
 def checked_slots(slots: Any, everything: Slots) -> tuple[Slots, Slots | None]:
-    """Ascending slots, and the order that sorts what the caller gave along with them (None: already sorted)."""
+    """Ascending slots, and the order that sorts the caller's values in the same way (None: already sorted)."""
     if slots is None or slots is everything:
         return everything, None
     chosen = np.asarray(slots)

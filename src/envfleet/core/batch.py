@@ -33,18 +33,18 @@ class _Scalar:
 
 
 class Batch:
-    """Rows of some slots, ascending, as arrays: frozen, and the caller's own unless `copy=False` was asked for.
+    """Rows of some slots, ascending, as arrays: read-only fields, and copies unless `copy=False` was given.
 
     ``obs`` (array, dict or tuple, as Gymnasium batches), ``reward``, ``terminated``, ``truncated``, ``final_obs``
     (valid where ``ended``), ``status``, ``episode``, ``step``, ``length``, ``ep_return``, ``task``, ``seed``, ``scored``,
     ``active``, ``info``, ``final_info``, and every declared column under its name.
 
-    At an end with ``on_end="reset"``, ``obs`` and ``info`` are the next episode's first; ``final_obs``, ``final_info``
-    and all else belong to the episode that ended. ``step`` counts a transition within its episode from 0 and is -1 on a row
-    that comes from a reset; ``scored`` is False on such rows and on fault rows: they are no transitions.
+    At an end with ``on_end="reset"``, ``obs`` and ``info`` are the first of the next episode; ``final_obs``,
+    ``final_info`` and all else belong to the ended episode. ``step`` counts transitions of an episode from 0 and is -1
+    on a row that comes from a reset; ``scored`` is False on such rows and on fault rows: they are not transitions.
 
-    With many agents, observations, actions, rewards, returns, flags and the masks have an agent axis behind the first, and
-    `ended` says that no agent is left; ``docs/agents.md`` has the whole of it.
+    With many agents, observations, actions, rewards, returns, flags and the masks have an agent axis after the first, and
+    `ended` says that no agent is left; see ``docs/agents.md``.
 
     Example:
         >>> import envfleet as ef
@@ -212,7 +212,7 @@ class Batch:
 
 
 def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:
-    """The info of a slot; what came from a worker as bytes is unpickled once, at the first look."""
+    """The info of a slot; bytes from a worker are unpickled once, when first read."""
     value = info.get(slot)
     if value is None:
         return {}
@@ -223,7 +223,7 @@ def decoded(info: dict[int, Any], slot: int) -> dict[str, Any]:
 
 
 def _read(data: bytes, slot: int) -> dict[str, Any]:
-    """Read an info. One that cannot be read here concerns its slot alone, and only when it is used."""
+    """Read an info. If it cannot be unpickled, this affects its slot only, and only when it is used."""
     try:
         return read_info(data)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`make`: from what users have to a running fleet."""
+"""`make`: builds a running fleet from what users pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from envfleet.slots.factories import Recipe, factories_for
 from envfleet.slots.layout import Layout, leaves_of
 from envfleet.util.loading import load_attribute
 
-#: Backends by name, imported when asked for: `remote` is above the core, and the core does not know the wire.
+#: Backends by name, imported when used: `remote` is above the core, which does not know OpenEnv.
 BACKENDS = {
     "serial": "envfleet.backends.serial:SerialBackend",
     "thread": "envfleet.backends.thread:ThreadBackend",
@@ -62,28 +62,28 @@ def make(
     Args:
         env: a Gymnasium id, a short name of ours, an EnvSpec, a callable that builds an env (Gymnasium's, or a PettingZoo
             ParallelEnv or AECEnv), a list of callables with the same spaces, a PettingZoo env to be copied, or the
-            address (or addresses) of OpenEnv servers, of which every slot is a session.
+            address (or addresses) of OpenEnv servers; every slot is then a session.
         num_envs: how many slots (1 if not given; with a list, its length).
         backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose; "remote" is chosen by
             server addresses; or an object of a backend class of your own.
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
-        isolate: False lets the parent step envs itself, a share of the slots of "shm" or whatever `auto` finds best: faster on
+        isolate: False lets the parent step envs itself, a share of the slots of "shm" or what `auto` chooses: faster on
             few cores, but an env that crashes its process then ends the trainer. True forbids it. None: `auto` does so
             only with code it knows (docs/core.md), "shm" isolates.
         env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
         wrappers: callables put around each env, innermost first.
-        on_end: "reset" begins the next episode in the same step; "wait" leaves the env at its end until it is sent again.
+        on_end: "reset" starts the next episode in the same step; "wait" leaves the env at its end until it is sent again.
         columns: values of `info` to be stored as columns, name -> space.
         on_fault: "raise" an error (the default), or "restart" the env and mark its row (the default with servers).
         max_restarts: restarts of a slot without a completed episode in between, before it is quarantined.
         init_timeout_s: how long a constructor may take.
         reset_timeout_s: how long a reset may take.
         step_timeout_s: how long a step (or a call, or a render) may take.
-        blas_threads: threads of BLAS and OpenMP in each worker process; None leaves them alone.
+        blas_threads: threads of BLAS and OpenMP in each worker process; None does not change them.
         with_state: for PettingZoo environments, keep `env.state()` too: the columns `state` and, at ends, `final_state`.
-        debug: poison stale zero-copy views and check actions; default: the environment variable ENVFLEET_DEBUG.
+        debug: overwrite stale zero-copy views and check actions; default: the environment variable ENVFLEET_DEBUG.
 
     Example:
         >>> import envfleet as ef
@@ -98,7 +98,7 @@ def make(
     if is_remote(env):
         env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
     elif backend == "remote":
-        raise BadArgument("backend 'remote' wants addresses of servers as its first argument, e.g. 'http://host:8000'")
+        raise BadArgument("backend 'remote' needs addresses of servers as its first argument, e.g. 'http://host:8000'")
     _check_agents(env)
     wrappers = (*wrappers, keep_state) if with_state else wrappers
     factories, spec = factories_for(env, num_envs, env_kwargs, wrappers)
@@ -145,7 +145,7 @@ def _check_numbers(
 
 
 def _check_agents(env: Any) -> None:
-    """Refuse a PettingZoo env whose agents or spaces cannot be laid out. Of anything else nothing is known yet."""
+    """Refuse a PettingZoo env whose agents or spaces cannot be laid out. Nothing is known yet about any other env."""
     if not callable(env):
         try:
             as_agent_env(env)
@@ -187,7 +187,7 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
     good = {slot: about for slot, about in sorted(built.items()) if isinstance(about, dict)}
     bad = {slot: what for slot, what in sorted(built.items()) if not isinstance(what, dict)}
     if bad and (policy.on_fault == "raise" or not good):
-        # The slot a worker was in when it was lost explains more than the slots that went down with it.
+        # The slot that a lost worker was in explains more than the other slots of that worker.
         culprits = [slot for slot, what in bad.items() if not (isinstance(what, Loss) and what.slot not in (slot, -1))]
         slot = (culprits or list(bad))[0]
         error = init_fault(slot, bad[slot]).error()
@@ -226,7 +226,7 @@ def _backend(
     if start_method is not None and backend not in ("pipe", "shm"):
         raise BadArgument(f"start_method only goes with backend 'pipe' or 'shm', not {backend!r}")
     if backend == "serial" and num_workers not in (None, 1):
-        raise BadArgument(f"backend 'serial' has one worker, the caller; num_workers={num_workers} cannot be")
+        raise BadArgument(f"backend 'serial' has one worker, the caller: num_workers={num_workers} is not possible")
     if backend in ("pipe", "shm") and not hasattr(os, "fork"):
         raise MissingExtra(backend, why="This system has no fork; use backend='thread' or 'serial'.")
     kind = load_attribute(BACKENDS[backend], "backend")

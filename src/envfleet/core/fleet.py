@@ -33,12 +33,12 @@ _NO_SLOTS = np.zeros(0, np.int64)
 
 
 class Fleet:
-    """Many environments, stepped together or apart.
+    """Many environments, stepped all together or some at a time.
 
     Made by `envfleet.make`. Not thread-safe: one thread drives a fleet.
 
-    Every call has one meaning and up to two ways. The long way checks everything. The short way, about 2 µs less of the
-    parent's time between two batches, is taken while `SlotTable.plain` says that nothing has to be checked.
+    Every call has one meaning and up to two code paths. The slow path checks everything. The fast path saves about 2 µs of
+    the parent's time between two batches; it is used while `SlotTable.plain` says that nothing has to be checked.
 
     Example:
         >>> import envfleet as ef
@@ -70,10 +70,10 @@ class Fleet:
         self._supervisor = Supervisor(backend, policy, self._table)
         self._writer = ActionWriter(self.slab)
         self._all = np.arange(self.num_envs)
-        self._last_slots: Slots = _NO_SLOTS  # of the batch last given, until the next send; `_all` itself for all slots
+        self._last_slots: Slots = _NO_SLOTS  # of the last batch, until the next send; `_all` itself for all slots
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
-        self._inside = False  # a call is under way, or an exception cut the last one short: see `_do`
+        self._inside = False  # a call runs, or an exception interrupted the last one: see `_do`
         self._optioned: set[int] = set()  # slots that were given options for a reset that has not been sent yet
         final_info = backend.info if self.on_end == "wait" else backend.final_info
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
@@ -104,7 +104,7 @@ class Fleet:
 
     @property
     def quarantined(self) -> Slots:
-        """Slots that were given up."""
+        """Slots that failed more than `max_restarts` times and are not restarted any more."""
         return np.flatnonzero(self._supervisor.quarantined)
 
     @property
@@ -137,7 +137,7 @@ class Fleet:
         return self.recv(self._all, copy=copy)
 
     def _step_plain(self, copy: bool) -> Batch:
-        """The rest of a `step` whose actions are written, when nothing is out of the ordinary: one call of the backend."""
+        """The rest of a `step` on the fast path, after the actions are written: one call of the backend."""
         self._inside = True
         self._table.actions.append((self._all, self._writer.last))
         self._last_slots = _NO_SLOTS
@@ -187,11 +187,11 @@ class Fleet:
         return self._do(self._recv, slots, at_least, timeout_s, copy)
 
     def _is_plain(self) -> bool:
-        """Whether the short ways may be taken. The process is checked each time: a fork does not tell us of itself."""
+        """Whether the fast path may be used. The process id is checked each time, because this may be a forked child."""
         return self._table.plain and not self._inside and os.getpid() == self.plan.pid
 
     def _recv_plain(self, at_least: int | None) -> Slots | None:
-        """Slots that are finished, once there are enough; None: something came up, take the long way."""
+        """Slots that are finished, once there are enough; None: use the slow path."""
         table, backend = self._table, self._backend
         new = table.given != table.seen
         out = int(np.count_nonzero(new))
@@ -208,13 +208,13 @@ class Fleet:
         self._supervisor.look()
         return got
 
-    # -- the long ways ------------------------------------------------------------------------------------------
+    # -- the slow path ------------------------------------------------------------------------------------------
 
     def _do(self, call: Callable[..., T], *args: Any) -> T:
-        """Make a call that may change slots. If the last one was cut short, what it left half done is settled first.
+        """Make a call that may change slots. If the last one was interrupted, it is completed first.
 
-        An exception may pass at any moment: Ctrl-C, or a signal handler of the caller's that raises. The numbers in the table
-        still say of every slot whose it is. What is found out here may be reported late, but is never wrong.
+        An exception may come at any moment: Ctrl-C, or a signal handler of the caller that raises. The numbers in the table
+        still say who owns each slot. What is found here may be reported late, but is never wrong.
         """
         self._backend.check()
         self._refuse_closed()
@@ -226,7 +226,7 @@ class Fleet:
         self._inside = True
         try:
             result = call(*args)
-        except FleetError:  # refused, or a fault that was raised: nothing was cut short
+        except FleetError:  # refused, or a fault that was raised: nothing was interrupted
             self._inside = False
             raise
         self._inside = False
@@ -249,7 +249,7 @@ class Fleet:
     def _submit(self, slots: Slots, command: int) -> None:
         supervisor = self._supervisor
         if self._backend.has_trouble:
-            supervisor.take()  # what was found on the way here, by a message to a worker that is gone
+            supervisor.take()  # found while a message was sent to a worker that is gone
         self._table.deliver_late(self.slab, slots)
         if command == STEP and self._optioned:
             self._give_options(dict.fromkeys(self._optioned.intersection(slots.tolist())))
@@ -279,7 +279,7 @@ class Fleet:
         lost = sent[supervisor.lost[sent]].tolist()
         for slot in lost:
             if command == STEP:
-                supervisor.sent_lost(slot)  # may raise: before any slot changes hands
+                supervisor.sent_lost(slot)  # may raise: before any slot changes its owner
             else:
                 supervisor.reset_lost(slot)
         for slot in slots[quarantined].tolist():
@@ -312,7 +312,7 @@ class Fleet:
         return int(out)
 
     def _wait(self, wanted: Slots | slice, need: int, timeout_s: float | None) -> None:
-        """Until `need` of `wanted` are done. Whatever goes wrong meanwhile is the supervisor's."""
+        """Wait until `need` of `wanted` are done. The supervisor handles failures meanwhile."""
         backend, supervisor = self._backend, self._supervisor
         deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
         looked = False
@@ -332,7 +332,7 @@ class Fleet:
             supervisor.look(force=backend.num_out == before)
 
     def _deliver(self, got: Slots, copy: bool) -> Batch:
-        """Hand rows to the caller. They are the caller's from the moment when all else is done."""
+        """Return rows to the caller, who owns them when this is complete."""
         got = self._all if len(got) == self.num_envs else got
         got.flags.writeable = False
         batch = self._batch(got, copy)
@@ -345,9 +345,9 @@ class Fleet:
         return batch
 
     def _look_whether_plain(self, got: Slots) -> None:
-        """After the long way: whether the next call may take the short one."""
+        """After the slow path: whether the next call may use the fast one."""
         head, supervisor = self.slab.head, self._supervisor
-        head["command"][got] = STEP  # of rows that are the caller's now; those that are out keep theirs
+        head["command"][got] = STEP  # of rows that the caller owns now; those that are out keep theirs
         self._table.plain = not (
             supervisor.troubled
             or supervisor.has_restarts
@@ -394,7 +394,7 @@ class Fleet:
         """Reset slots (default: all) now and give their first observations.
 
         `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
-        go on. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
+        continue. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
         if self._inside:
             self._do(self._drop, slots)
@@ -402,7 +402,7 @@ class Fleet:
         return self.recv(self._all if slots is None else slots)
 
     def _drop(self, slots: Any) -> None:
-        """After an exception cut a call short: wait for the slots that are out, so that they can be reset."""
+        """After an interrupted call: wait for the slots that are out, so that they can be reset."""
         chosen, _ = self._slots(slots)
         out = chosen[self._table.given[chosen] != self._table.seen[chosen]]
         if len(out):
@@ -416,16 +416,16 @@ class Fleet:
         slots: Sequence[int] | Slots | None = None,
         options: Any = None,
     ) -> None:
-        """Begin a `reset` and return: `recv` gives the first observations. `options` may be a list, one per slot."""
+        """Start a `reset` and return: `recv` returns the first observations. `options` may be a list, one per slot."""
         self._do(self._send_reset, seed, tasks, slots, options)
 
     def _send_reset(self, seed: Any, tasks: Any, slots: Any, options: Any) -> None:
         chosen, order = self._slots(slots)
-        book = self._table
-        out = chosen[(book.given[chosen] != book.seen[chosen]) & (book.given[chosen] != book.met[chosen])]
+        table = self._table
+        out = chosen[(table.given[chosen] != table.seen[chosen]) & (table.given[chosen] != table.met[chosen])]
         if len(out):
             raise SlotBusy(out.tolist(), "recv() them before resetting")
-        self._table.seen[chosen] = self._table.given[chosen]  # rows that were not received are given up
+        self._table.seen[chosen] = self._table.given[chosen]  # rows that were not received are dropped
         names = (chosen if order is None else chosen[np.argsort(order)]).tolist()
         if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
             seed = [int(seed) + slot for slot in names]
@@ -442,11 +442,11 @@ class Fleet:
     def assign(self, slots: Sequence[int] | Slots, tasks: Any = None, seeds: Any = None) -> None:
         """Set what the next reset of these slots uses, automatic or not.
 
-        `tasks`: a list or tuple with one task per slot (KEEP leaves a slot as it is, None takes its task away), or one task
+        `tasks`: a list or tuple with one task per slot (KEEP keeps the task of a slot, None removes it), or one task
         for all (any other value). A task stays until replaced. `seeds`: one int or None per slot, used once.
         """
         if self._inside:
-            self._backend.settle()  # a call was cut short: only now is it certain which slots are out
+            self._backend.settle()  # a call was interrupted: only now is it certain which slots are out
         chosen, order = self._slots(slots)
         names = chosen if order is None else chosen[np.argsort(order)]
         changes: dict[int, dict[str, int]] = {int(slot): {} for slot in names}
@@ -500,7 +500,7 @@ class Fleet:
             args = [args[i] for i in order]
         watch = self._supervisor.watch_calls(chosen.tolist())
         self._backend.call(chosen.tolist(), phase, name, args, kwargs, each)
-        # To the last answer, also when one slot's worker is lost: an answer left behind would pass for the next call's.
+        # Wait for all answers, also if a worker is lost: a remaining answer would be taken for that of the next call.
         results: dict[int, Any] = {}
         while watch.waiting:
             answers = self._backend.replies(self._supervisor.next_look_s())
@@ -520,7 +520,7 @@ class Fleet:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = 4.0) -> None:
-        """End everything: envs are asked to close, and whatever does not within `timeout_s` is killed. Idempotent.
+        """End everything: envs are asked to close, and workers that do not end within `timeout_s` are killed. Idempotent.
 
         What went wrong in closing is in `faults` and in one warning; it is never raised.
         """
@@ -564,6 +564,6 @@ class Fleet:
 
 def _close_quietly(backend: Backend, pid: int) -> None:
     """Close a backend whose fleet was dropped."""
-    # A forked child of the user's process inherits this finalizer but not the right to end the parent's workers.
+    # A forked child of the user's process inherits this finalizer, but must not end the parent's workers.
     if os.getpid() == pid:
         backend.close(2.0)

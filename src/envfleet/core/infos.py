@@ -1,4 +1,4 @@
-"""Infos that travel as bytes: read back what the compiled life or pickle wrote."""
+"""Infos that are sent as bytes: reads what the compiled life or pickle wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet knows of its slots: their state, seeds, tasks and last actions.
+"""What a fleet knows about its slots: their state, seeds, tasks and last actions.
 
 Fleet and supervisor share one `SlotTable`. It holds no reference to the fleet, so that no cycle keeps a dropped fleet alive.
 """
@@ -17,7 +17,7 @@ from envfleet.faults.failure import Failure, load_value
 from envfleet.slots.factories import pickled
 from envfleet.slots.slab import Slab, Slots
 
-#: A slot as the fleet sees it: the caller's, sent, finished but not yet received.
+#: State of a slot: idle (the caller owns it), out (sent), done (finished but not yet received).
 IDLE, OUT, DONE = 0, 1, 2
 
 
@@ -35,9 +35,9 @@ KEEP: Final = Keep()
 class SlotTable:
     """Per-slot state of one fleet.
 
-    Whose a slot is follows from three numbers: the turn it was last `given` (by the backend), the turn that is `done` (by
-    the backend, or by the supervisor for a row that it writes itself), and the turn the caller has `seen`. Each changes in
-    one step, so an exception between any two steps leaves a state that means something.
+    Three numbers say who owns a slot: the turn it was last `given` (by the backend), the turn that is `done` (by the
+    backend, or by the supervisor for a row that it writes itself), and the turn the caller has `seen`. Each changes in
+    one step, so an exception between any two steps leaves a valid state.
     """
 
     def __init__(self, given: Turns, done: Turns) -> None:
@@ -48,13 +48,13 @@ class SlotTable:
         self.held = np.zeros(num_slots, bool)  # failed, and to be rebuilt before the caller gets the row
         self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
         self.actions: collections.deque[Any] = collections.deque(maxlen=8)  # (slots, actions) of the last sends
-        #: Nothing is out of the ordinary: every slot has an episode, the command in every row is STEP, and there is nothing to
-        #: be rebuilt, raised or delivered with the next send. `Fleet` sets it after a call in which it has looked; what
-        #: changes this clears it. While it is set, calls may skip their checks.
+        #: Nothing special is pending: every slot has an episode, the command in every row is STEP, and there is nothing to
+        #: rebuild, raise or deliver with the next send. `Fleet` sets it after a call that has checked this; any change
+        #: clears it. While it is set, calls may skip their checks.
         self.plain = False
         self._task_blobs: list[bytes] = []
         self._task_ids: dict[bytes, int] = {}
-        self._num_told = 0  # tasks the workers know
+        self._num_sent = 0  # tasks the workers know
         self._late: dict[int, dict[str, int]] = {}
 
     @property
@@ -80,21 +80,21 @@ class SlotTable:
         return pickle.loads(self._task_blobs[task]) if task >= 0 else None
 
     def told_task(self, task: int) -> Any:
-        """The same for a fault's record. A task that only workers can read is given as text."""
+        """The same for the record of a fault. A task that only workers can unpickle is given as text."""
         value = load_value(self._task_blobs[task], "call") if task >= 0 else None
         return f"<task {task}: {value.summary}>" if isinstance(value, Failure) else value
 
-    def task_id(self, value: Any, tell: Callable[[Mapping[int, bytes]], None]) -> int:
-        """The id of a task. A new one is sent to the workers; equal values share an id and travel once."""
+    def task_id(self, value: Any, send: Callable[[Mapping[int, bytes]], None]) -> int:
+        """The id of a task. A new one is sent to the workers; equal values share an id and are sent once."""
         if value is None:
             return -1
         blob = pickled(value, "the task")
         if blob not in self._task_ids:
             self._task_blobs.append(blob)
             self._task_ids[blob] = len(self._task_blobs) - 1
-        if self._num_told != len(self._task_blobs):  # also when the telling of an earlier one was interrupted
-            tell(dict(enumerate(self._task_blobs[self._num_told :], self._num_told)))
-            self._num_told = len(self._task_blobs)
+        if self._num_sent != len(self._task_blobs):  # also if sending an earlier one was interrupted
+            send(dict(enumerate(self._task_blobs[self._num_sent :], self._num_sent)))
+            self._num_sent = len(self._task_blobs)
         return self._task_ids[blob]
 
     def last_actions(self, slot: int) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ class SlotTable:
 
     def assign(self, slab: Slab, slot: int, change: dict[str, int]) -> None:
         """Write what the next reset of a slot uses, now or, while its row has not been received, with the next send."""
-        if self.given[slot] != self.seen[slot]:  # also when it is done: what comes of it must not depend on when it finished
+        if self.given[slot] != self.seen[slot]:  # also when it is done: the result must not depend on when it finished
             self.plain = False
             self._late.setdefault(slot, {}).update(change)
         else:
@@ -121,7 +121,7 @@ class SlotTable:
         return bool(self._late)
 
     def deliver_late(self, slab: Slab, slots: Slots) -> None:
-        """The slots are being sent: what was assigned while they were out goes with them."""
+        """The slots are being sent: write what was assigned while they were out."""
         if self._late:
             for slot in slots.tolist():
                 self._write(slab, slot, self._late.get(slot, {}))

@@ -1,7 +1,7 @@
 """The supervisor: turns failures, lost workers and overrun deadlines into fault rows, restarts and quarantine.
 
-It stands between the fleet and its backend and is the only place that decides what happens after a fault. Slots are
-rebuilt where they sit: the REBUILD command of the one slot life.
+It is between the fleet and its backend, and it alone decides what happens after a fault. Slots are rebuilt in place, by
+the REBUILD command of the slot life.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from envfleet.slots.slab import Slots
 from envfleet.util.backoff import backoff_s
 
 _LOOK_S = 0.05
-#: Time between two looks counts as at most this much: a parent that did not look (it was stopped, the caller computed
-#: for minutes) cannot say of a worker that it was silent.
+#: Time between two checks counts as at most this much: a parent that did not check (it was stopped, the caller computed
+#: for minutes) cannot know that a worker was silent.
 _MAX_GAP_S = 0.25
 
 
@@ -41,7 +41,7 @@ class Policy:
 
 @dataclasses.dataclass
 class _Interrupted:
-    """What a fault row will say of the episode that was cut short."""
+    """What a fault row will say about the interrupted episode."""
 
     final_obs: list[Any]
     head: dict[str, Any]
@@ -73,9 +73,9 @@ class Supervisor:
         self.quarantined = np.zeros(count, bool)
         self.troubled = False  # whether any slot is lost, quarantined or pending
         self.restarts = np.zeros(count, np.int64)
-        self.has_restarts = False  # whether any slot has some on its account
+        self.has_restarts = False  # whether any slot has restarts counted
         self.faults: list[Fault] = []
-        self.num_losses = np.zeros(count, np.int64)  # how often a slot's worker was lost, whether that was news or not
+        self.num_losses = np.zeros(count, np.int64)  # how often a slot's worker was lost
         self.pending: dict[int, Fault] = {}
         self._due: dict[int, float] = {}  # slot -> when to rebuild it
         self._interrupted: dict[int, _Interrupted] = {}
@@ -87,13 +87,13 @@ class Supervisor:
         self._lost_at = np.zeros(count, np.uint32)  # the turn in which a slot was lost
         self._rebuilds = np.zeros(count, np.int64)
 
-    # -- what the backend brings ---------------------------------------------------------------------------------
+    # -- what the backend reports ---------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Deal with what the backend has met: failures, lost workers, lost slots that have come back.
+        """Handle what the backend found: failures, lost workers, lost slots that are back.
 
-        Everything is removed from the backend's lists after it has been dealt with. If this is interrupted it is dealt with
-        again, which changes nothing: a fault is known by its slot and turn.
+        Entries are removed from the backend's lists after they were handled. If this is interrupted they are handled again,
+        which changes nothing: a fault is identified by its slot and turn.
         """
         backend = self.backend
         if backend.is_broken:
@@ -120,7 +120,7 @@ class Supervisor:
             self.has_restarts = bool(self.restarts.any())
 
     def _take_back(self) -> None:
-        """Lost slots that were rebuilt and are done: their rows say what became of the episode that was cut short."""
+        """Lost slots that were rebuilt and are done: their rows describe the interrupted episode."""
         table = self.table
         back = self.lost & (table.given != self._lost_at) & (table.done == table.given) & ~table.held & ~self.quarantined
         for slot in np.flatnonzero(back).tolist():
@@ -135,8 +135,8 @@ class Supervisor:
 
     def _failed(self, slot: int, failure: Failure) -> None:
         is_out = bool(self.table.given[slot] != self.table.seen[slot])
-        told = {"failure": failure, "traceback": failure.traceback}
-        fault = self._record(slot, "failed", failure.phase, failure.summary, is_out, True, **told)
+        details = {"failure": failure, "traceback": failure.traceback}
+        fault = self._record(slot, "failed", failure.phase, failure.summary, is_out, True, **details)
         self._handle(fault, counts=True, is_out=is_out)
 
     def _worker_lost(self, loss: Loss) -> None:
@@ -146,23 +146,23 @@ class Supervisor:
         words = exit_words(loss.exit_code)
         culprit = loss.slot
         if loss.overrun:
-            slots.sort(key=lambda slot: slot != culprit)  # the one that began it first
+            slots.sort(key=lambda slot: slot != culprit)  # the slot that caused it first
         for slot in slots:
             if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.table.given[slot]):
                 continue
             is_out = self.table.is_out(slot)
-            told: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
+            details: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
             if slot == culprit:
                 kind, cause = ("timeout", loss.overrun) if loss.overrun else ("lost", f"the worker process {words}")
-                fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **told)
+                fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **details)
             else:
                 what = f"timed out in {loss.phase}" if loss.overrun else f"was in {loss.phase} when the process {words}"
                 shared = f"it shared worker {loss.worker} with slot {culprit}, which {what}"
                 idle = " while idle" if loss.phase == "idle" else ""
                 cause = shared if culprit >= 0 else f"the worker process {words}{idle}"
-                told["shared_with"] = culprit if culprit >= 0 else None
-                fault = self._record(slot, "lost", "step" if is_out else "idle", cause, is_out, True, **told)
-            # Only the slot that brought the worker down pays from its budget; with none known, all do.
+                details["shared_with"] = culprit if culprit >= 0 else None
+                fault = self._record(slot, "lost", "step" if is_out else "idle", cause, is_out, True, **details)
+            # The restart counts only for the slot that ended the worker; if it is not known, for all.
             self._handle(fault, counts=slot == culprit or culprit < 0, is_out=is_out)
 
     # -- deadlines -----------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Supervisor:
                 continue
             said, first = self._suspect.get(i, (None, now))
             if said != seen:
-                self._suspect[i] = (seen, now)  # seen twice, and a moment apart: see Pulse
+                self._suspect[i] = (seen, now)  # seen twice, some time apart: see Pulse
             elif now - first >= min(0.5, 0.1 * limit):
                 self._suspect.pop(i)
                 setting = phase if phase in ("init", "reset") else "step"
@@ -200,10 +200,10 @@ class Supervisor:
         return free
 
     def _look_for_silence(self, now: float) -> None:
-        """Find slots that are out, though their worker's pulse says nothing that would explain it.
+        """Find slots that are out although the pulse of their worker does not explain it.
 
         A worker that was stopped, whose interpreter is blocked by a thread or a signal handler of the env, or that has lost a
-        message, looks idle without end. Only time in which the parent looked counts.
+        message, looks idle forever. Only time in which the parent checked counts.
         """
         backend, table, recipe = self.backend, self.table, self.backend.recipe
         out = table.given != table.done
@@ -225,10 +225,10 @@ class Supervisor:
                     "it was stopped, or the environment left something behind that blocks its interpreter"
                 )
                 self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
-                return  # the other slots of the same worker went with it
+                return  # the other slots of the same worker are lost too
 
     def watch_calls(self, slots: list[int]) -> CallWatch:
-        """Begin to watch calls to these slots, before they are made."""
+        """Start to watch calls to these slots, before they are made."""
         return CallWatch(set(slots), self._watched_s, self.num_losses.copy())
 
     def look_after_calls(self, watch: CallWatch) -> None:
@@ -242,12 +242,12 @@ class Supervisor:
                 watch.waiting.remove(fault.slot)
                 watch.lost = fault if watch.lost is None or watch.lost.shared_with is not None else watch.lost
         for slot in np.flatnonzero(self.num_losses != watch.num_losses).tolist():
-            if slot in watch.waiting:  # its env was lost before, and now the worker that would say so
+            if slot in watch.waiting:  # its env was lost before, and now the worker that would report it
                 watch.waiting.remove(slot)
                 watch.lost = watch.lost or self.last_fault(slot)
 
     def call_fault(self, slot: int, phase: str, failure: Failure) -> Fault:
-        """Record a call that an env has answered with an exception. The env stays as it is."""
+        """Record a call in which an env raised. The env is kept."""
         return self._record(slot, "failed", phase, failure.summary, failure=failure, traceback=failure.traceback)
 
     def _look_for_silent_calls(self, watch: CallWatch) -> None:
@@ -260,10 +260,10 @@ class Supervisor:
             if backend.has_deadline(slot) and (is_idle or waited_s > limit * (1 + len(self.lost))):
                 words = f"no answer to a call within step_timeout_s={limit:g}, and its worker says that it does nothing"
                 self._timed_out(int(backend.worker_of[slot]), slot, "call", words)
-                return  # the other slots of the same worker went with it
+                return  # the other slots of the same worker are lost too
 
     def next_look_s(self) -> float:
-        """How long to wait before looking at deadlines again, or until a rebuild is due if that is sooner."""
+        """How long to wait before checking deadlines again, or until a rebuild is due if that is sooner."""
         if not self._due:
             return _LOOK_S
         return max(0.001, min(_LOOK_S, min(self._due.values()) - self.backend.now()))
@@ -277,10 +277,10 @@ class Supervisor:
         fault = self._record(slot, "timeout", phase, words, is_out, worker=worker, stack=self.backend.kill(worker))
         self._handle(fault, counts=True, is_out=is_out, gone=not self.backend.can_rebuild_abandoned)
 
-    # -- what is done about it -----------------------------------------------------------------------------------
+    # -- what happens next --------------------------------------------------------------------------------------
 
     def _delivered(self, slot: int, is_out: bool) -> tuple[Any, list[Any]]:
-        """The row as the caller last got it, or will get it next. `is_out`: the one being written now is not coming."""
+        """The row as the caller last got it, or will get it next. `is_out`: the row that is being written will not come."""
         row: tuple[Any, list[Any]] = self.backend.delivered(slot) if is_out else self.backend.slab.delivered(slot, -1)
         return row
 
@@ -316,7 +316,7 @@ class Supervisor:
         return fault
 
     def _handle(self, fault: Fault, counts: bool, is_out: bool, gone: bool = False) -> None:
-        """Decide what becomes of the slot. `is_out`: the caller waits for its row; else it has the last one."""
+        """Decide what happens to the slot. `is_out`: the caller waits for its row; else it has the last one."""
         slot, table = fault.slot, self.table
         self.troubled, table.plain = True, False
         if is_out and slot not in self._interrupted:
@@ -385,7 +385,7 @@ class Supervisor:
         slots = sorted(slot for slot, when in self._due.items() if when <= now)
         if slots:
             self.prepare_rebuild(slots)
-            self.backend.submit(np.array(slots, np.int64))  # when it raises they are still due: the next recv tries again
+            self.backend.submit(np.array(slots, np.int64))  # if it raises they are still due: the next recv tries again
             for slot in slots:
                 self._was_sent(slot)
 
@@ -394,8 +394,8 @@ class Supervisor:
         del self._due[slot]
 
     def prepare_rebuild(self, slots: list[int]) -> None:
-        """Write the REBUILD command. A rebuilt env has no random stream to go on with: it gets a seed of its own,
-        spawned from the last one the slot was given, so that the same run takes the same way again."""
+        """Write the REBUILD command. A rebuilt env has no random stream to continue: it gets a new seed, spawned
+        from the last seed of the slot, so that the same run gives the same results again."""
         head = self.backend.slab.head
         for slot in slots:
             head["command"][slot] = REBUILD
@@ -413,7 +413,7 @@ class Supervisor:
             self._interrupted[slot] = self._interrupt(slot, self.last_fault(slot), False)
 
     def reset_lost(self, slot: int) -> None:
-        """A lost slot is reset: its cut episode is not reported, also if a send had begun to ask for it."""
+        """A lost slot is reset: its interrupted episode is not reported, even if a send had started to."""
         self._interrupted.pop(slot, None)
 
     def last_fault(self, slot: int) -> Fault:
@@ -424,21 +424,21 @@ class Supervisor:
         return self._record(slot, "lost", "idle", "its environment is gone")
 
     def quarantine_row(self, slot: int) -> None:
-        """What a quarantined slot comes back with, at once: nothing happened, nothing is to be learnt."""
+        """The row of a quarantined slot, returned at once: it is not a transition."""
         row = self.backend.slab.head[slot : slot + 1]
         row["reward"], row["terminated"], row["truncated"] = 0.0, False, False
         row["scored"], row["active"], row["pending"], row["over"] = False, False, False, False
         row["status"] = QUARANTINED
         turn = self.table.given[slot] + np.uint32(1)
-        self.table.done[slot] = turn  # in this order: between the two lines it is still the caller's
+        self.table.done[slot] = turn  # in this order: between the two lines the caller still owns it
         self.table.given[slot] = turn
 
     def raise_pending(self, slots: list[int]) -> None:
-        """Raise the first fault among slots that are being received; all of them are then the caller's again."""
+        """Raise the first fault among slots that are being received; the caller then owns all of them again."""
         faults = [self.pending[slot] for slot in slots if slot in self.pending]
         if not faults:
             return
-        faults.sort(key=lambda fault: fault.shared_with is not None)  # the slot that began it first
+        faults.sort(key=lambda fault: fault.shared_with is not None)  # the slot that caused it first
         error: FaultError = faults[0].error()
         for other in faults[1:]:
             error.add_note(f"also: {other}")

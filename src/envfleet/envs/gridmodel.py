@@ -1,4 +1,4 @@
-"""The world of the multi-agent grid: cells, obstacles, moves, rewards, views and pictures. It knows no agent API."""
+"""The world of the multi-agent grid: cells, obstacles, moves, rewards, views and pictures. It does not use an agent API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GridModel:
     """A square grid on which every agent has a goal cell of its own.
 
     A cycle moves the agents in the order of their numbers, each onto a cell that is free at that moment; a move into a
-    wall, an obstacle or another agent is a stay. Who reaches the goal leaves the grid. The free cells are connected,
+    wall, an obstacle or another agent has no effect. At its goal an agent leaves the grid. The free cells are connected,
     so every goal can be reached, and goals lie at least `min_distance` steps from where the agent starts.
     """
 

@@ -28,18 +28,18 @@ Infos = dict[str, dict[str, Any]]
 
 
 class GridWorldEnvParallel(PettingZooParallelEnv):  # type: ignore[misc]
-    """Agents walk to goals of their own round obstacles and each other; an agent that arrives is done (parallel).
+    """Each agent walks to its own goal around obstacles and other agents; an agent that arrives terminates (parallel).
 
     Observations are Dicts: `observation` (own cell, where the goal is from there, what is blocked and who stands within
     `view` cells, and with `compass` which moves shorten the way to the goal) and `action_mask` (which moves are free; a
-    move that is not is a stay, never an error). An agent ends by itself: terminated when it reaches its goal, truncated
-    after `max_cycles`; `info["is_success"]` then says which.
+    blocked move has no effect). Agents end one by one: terminated at their goal, truncated after `max_cycles`;
+    `info["is_success"]` says which.
 
     Rewards: "sparse" gives 1 at the goal and nothing else. "shaped" adds 0.1 for every cell nearer to the goal round the
     obstacles (-0.1 for every farther) and -0.01 for each cycle.
 
     Args:
-        size: cells a side.
+        size: cells per side.
         num_agents: how many agents, each with a goal.
         num_obstacles: cells that cannot be entered; the rest stays connected.
         max_cycles: the limit of an episode, in moves of each agent.

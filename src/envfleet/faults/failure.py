@@ -1,4 +1,4 @@
-"""What is known of a fault: a `Failure` is what a worker saw, a `Fault` is the parent's full record of it."""
+"""What is known about a fault: a `Failure` is what a worker saw, a `Fault` is the full record in the parent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envfleet.errors import EnvFailed, EnvTimeout, FaultError, WorkerLost
 
 KINDS: dict[str, type[FaultError]] = {"failed": EnvFailed, "timeout": EnvTimeout, "lost": WorkerLost}
 
-#: The most that is kept of an exception's words, of its traceback, and of the exception itself.
+#: The most that is kept: characters of an exception's text and traceback, bytes of its pickle.
 _MAX_SUMMARY, _MAX_TRACEBACK, _MAX_PICKLE = 2_000, 32_000, 1 << 20
 #: How many exceptions of a chain, and frames of each, are kept.
 _MAX_CHAIN, _MAX_FRAMES = 8, 30
@@ -23,12 +23,12 @@ _MAX_CHAIN, _MAX_FRAMES = 8, 30
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """An exception as a worker tells it: plain text, always picklable."""
+    """An exception as a worker reports it: plain text, always picklable."""
 
     phase: str
     summary: str  # "ValueError: bad move"
     traceback: str
-    pickled: bytes | None = None  # the exception itself, when it can travel
+    pickled: bytes | None = None  # the exception itself, if it can be pickled
     kind: str = "failed"  # or "timeout": the call did not return in time
 
     @classmethod
@@ -48,14 +48,14 @@ class Failure:
 
     @property
     def exception(self) -> BaseException:
-        """The exception, or a stand-in with the same words when it could not travel."""
+        """The exception, or a substitute with the same text if it could not be pickled."""
         note = f"in the environment's worker:\n{self.traceback}"
         error = _attempt(lambda: _unpickled(self.pickled, note), None)
         return error if isinstance(error, BaseException) else _noted(RuntimeError(self.summary), note)
 
 
 def _attempt(function: Callable[[], Any], otherwise: Any) -> Any:
-    """What a function gives, or `otherwise`: user code runs inside, and may raise anything or return nonsense."""
+    """The result of a function, or `otherwise`: user code runs inside, and may raise or return anything."""
     try:
         result = function()
     except BaseException:  # KeyboardInterrupt and SystemExit too: a `__str__` may raise those
@@ -75,7 +75,7 @@ def words_of(error: BaseException) -> str:
 
 
 def _class_name(kind: type[BaseException]) -> str:
-    # Through `type` itself: a metaclass may answer for these attributes, with anything.
+    # Through `type` itself: a metaclass may define these attributes as anything.
     name: str = type.__dict__["__qualname__"].__get__(kind)
     module = _attempt(lambda: type.__dict__["__module__"].__get__(kind), None)
     return name if module in ("builtins", "__main__") or type(module) is not str else f"{module}.{name}"
@@ -84,14 +84,14 @@ def _class_name(kind: type[BaseException]) -> str:
 def _story(error: BaseException) -> str:
     """The traceback of an exception and of those it came from, oldest first, as Python prints them.
 
-    Not by `traceback.format_exception`: that follows chains and groups without end, and these may contain themselves.
+    Not by `traceback.format_exception`: that follows chains and groups without limit, and these may contain themselves.
     """
-    told: list[str] = []
+    parts: list[str] = []
     link, following = error, ""
     for _ in range(_MAX_CHAIN):
         frames = traceback.format_tb(_own(link, "__traceback__"), -_MAX_FRAMES)
         head = "Traceback (most recent call last):\n" if frames else ""
-        told.insert(0, f"{head}{''.join(frames)}{_line(link)}\n{following}")
+        parts.insert(0, f"{head}{''.join(frames)}{_line(link)}\n{following}")
         cause, context = _own(link, "__cause__"), _own(link, "__context__")
         if cause is not None:
             following, link = "\nThe above exception was the direct cause of the following exception:\n\n", cause
@@ -99,9 +99,9 @@ def _story(error: BaseException) -> str:
             following, link = "\nDuring handling of the above exception, another exception occurred:\n\n", context
         else:
             break
-        told[0] = following + told[0]
+        parts[0] = following + parts[0]
         following = ""
-    return "".join(told)
+    return "".join(parts)
 
 
 def _line(error: BaseException) -> str:
@@ -115,7 +115,7 @@ def _line(error: BaseException) -> str:
 
 
 def _own(error: BaseException, name: str) -> Any:
-    # Through BaseException itself: a class may define these names anew, as anything.
+    # Through BaseException itself: a class may redefine these names as anything.
     return BaseException.__dict__[name].__get__(error)
 
 
@@ -187,9 +187,9 @@ class Fault:
     traceback: str = ""  # of the env's exception, in its worker
     stack: str = ""  # Python stacks of a worker that was stuck
     last_actions: tuple[Any, ...] = ()
-    shared_with: int | None = None  # the slot whose fault took this slot's worker down
+    shared_with: int | None = None  # the slot whose fault ended this slot's worker
     time_s: float = 0.0
-    turn: int = dataclasses.field(default=-1, repr=False, compare=False)  # which hand-over of the slot it belongs to
+    turn: int = dataclasses.field(default=-1, repr=False, compare=False)  # the turn of the slot it belongs to
     failure: Failure | None = dataclasses.field(default=None, repr=False)
 
     def error(self) -> FaultError:
@@ -227,7 +227,7 @@ def load_value(data: bytes | Failure | None, phase: str) -> Any:
     """A value that an env made and its worker pickled; a Failure when it cannot be read here.
 
     Reading runs code of the value's classes, which may raise anything. An exception may also be a signal handler's (Ctrl-C).
-    No handler runs in another thread: if it can be read there, the exception was not its own, and goes on.
+    No handler runs in another thread: if it can be read there, the exception came from a handler, and is raised.
     """
     if data is None or isinstance(data, Failure):
         return data
@@ -260,7 +260,7 @@ def exit_words(exit_code: int | None) -> str:
         ('was killed by signal 9 (SIGKILL)', 'exited with code 3')
     """
     if exit_code is None:
-        return "ended (its exit code could not be learnt)"
+        return "ended (its exit code is not known)"
     if exit_code < 0:
         try:
             name = signal.Signals(-exit_code).name

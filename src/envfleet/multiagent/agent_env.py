@@ -1,4 +1,4 @@
-"""`AgentEnv`: what the slot life holds where an env has many agents. It says what each agent observed, earned, and has still to be given.
+"""`AgentEnv`: what the slot life holds if an env has many agents. It records what each agent observed and earned.
 
 It looks like an env to the slot life. Its spaces are joint ones: every agent's part, in the order of
 `possible_agents`. `step` and `reset` are the calls the life makes; `take` and `begin` read what they returned into
@@ -66,7 +66,7 @@ class AgentEnv(abc.ABC):
         if with_state:
             self._add_state()
 
-    # -- what the two kinds do each in their way ----------------------------------------------------------------
+    # -- what differs between the two kinds --------------------------------------------------------------------
 
     step: Callable[..., Any]  # steps the env with what `actions` made; `take` reads what this returns
     reset: Callable[..., Any]  # resets the env; `begin` reads what this returns
@@ -116,7 +116,7 @@ class AgentEnv(abc.ABC):
         self._add_column("state", space)
         self._add_column("final_state", space)
 
-    def _tell_state(self, name: str) -> None:
+    def _write_state(self, name: str) -> None:
         try:
             self.columns[name][...] = fits(self._state_leaf, self.env.state())
         except (ValueError, TypeError) as error:
@@ -135,7 +135,7 @@ class AgentEnv(abc.ABC):
         self.scored, self.terminated, self.truncated = self._none_true[:], self._none_true[:], self._none_true[:]
 
     def _show(self, i: int, obs: Any) -> None:
-        """The agent has an observation and is to act on it."""
+        """The agent has an observation and must act on it."""
         self._write(i, obs, 0)
         self.active[i] = True
         mask = self._masks[i]
@@ -152,7 +152,7 @@ class AgentEnv(abc.ABC):
             mask[...] = 0
 
     def _remember(self, i: int) -> None:
-        """The agent acted and will see the outcome later: keep what it acted on, for an end that brings nothing newer."""
+        """The agent acted and will see the result later: keep its observation, in case its end brings no newer one."""
         for array, final in zip(self._places[i][1], self._places[i][2]):
             final[...] = array
         self.has_final = True
@@ -178,7 +178,7 @@ class AgentEnv(abc.ABC):
             array[...] = value
 
     def _clear(self) -> None:
-        """A new episode: no agent is there, no reward is outstanding."""
+        """A new episode: no agent is active, no reward is pending."""
         for i, active in enumerate(self.active):
             if active:
                 self._hide(i)
@@ -196,7 +196,7 @@ class AgentEnv(abc.ABC):
     # -- what the slot life asks of any env ---------------------------------------------------------------------
 
     def about_agents(self) -> dict[str, Any]:
-        """What the parent wants to know beside the joint spaces."""
+        """What the parent needs besides the joint spaces."""
         return {"agents": self.agents, "groups": self.groups, "agent_columns": dict(self.column_spaces)}
 
     def get_wrapper_attr(self, name: str) -> Any:

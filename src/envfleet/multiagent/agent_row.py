@@ -15,7 +15,7 @@ from envfleet.slots.slab import Slab
 
 
 class Transition(NamedTuple):
-    """One transition of all agents, as the head of a row tells it."""
+    """One transition of all agents, as in the head of a row."""
 
     reward: list[float]
     ep_return: list[float]
@@ -32,7 +32,7 @@ class Transition(NamedTuple):
 class AgentRow:
     """The row of one slot whose env has many agents.
 
-    The `AgentEnv` (`envfleet.multiagent.pettingzoo`) says what happened to each agent; here it becomes bytes. `obs` holds zeros
+    The `AgentEnv` (`envfleet.multiagent.pettingzoo`) records what happened to each agent; here it is written. `obs` holds zeros
     for agents that are not active. `final_obs` is valid for agents with a flag; for those whose transition is open it holds
     their last observation, so that it is known when the worker is found dead.
     """
@@ -92,7 +92,7 @@ class AgentRow:
         self.head["now_return"][slot] = agent_env.earned
 
     def transition(self, agent_env: Any) -> Transition:
-        """What the last step was; kept aside, for a reset may come before it is written."""
+        """The last step, kept because a reset may come before it is written."""
         started, seed, task, length, *returns = self._read_now()
         return Transition(
             agent_env.reward, [a + b for a, b in zip(returns, agent_env.earned)], started - 1, length, task, seed,

@@ -1,4 +1,4 @@
-"""What backends give the slot life, so that it can deal with environments of many agents."""
+"""What backends pass to the slot life for environments of many agents."""
 
 from __future__ import annotations
 

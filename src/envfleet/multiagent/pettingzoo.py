@@ -1,7 +1,7 @@
-"""PettingZoo environments in a slot: an `AgentEnv` around the env says, after every call, what each agent saw and earned.
+"""PettingZoo environments in a slot: an `AgentEnv` around the env records, after every call, what each agent saw and earned.
 
-Dead steps, births, deaths and rewards that come before an agent's next turn are settled here, so that nothing above has
-to know of them. PettingZoo itself is not imported: what has its interface is taken for it.
+Dead steps, births, deaths and rewards before an agent's next turn are handled here, so that no code above has to know
+them. PettingZoo itself is not imported: an env is recognised by its interface.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def as_agent_env(env: Any, with_state: bool = False) -> Any:
 
 
 def keep_state(env: Any) -> Any:
-    """A wrapper for `make`: the env tells its `state()` too, as the columns `state` and `final_state`."""
+    """A wrapper for `make`: adds `state()` of the env as the columns `state` and `final_state`."""
     if not is_many_agents(env):
         raise TypeError(f"with_state=True is for environments of many agents; {type(env).__name__} has one")
     return as_agent_env(env, with_state=True)
@@ -55,7 +55,7 @@ class ParallelAgentEnv(AgentEnv):
             raise RuntimeError("reset() returned no agent's observation, so no agent can act")
         self.over = False
         if self._with_state:
-            self._tell_state("state")
+            self._write_state("state")
 
     def take(self, result: Any) -> None:
         """Read what `step` returned."""
@@ -88,11 +88,11 @@ class ParallelAgentEnv(AgentEnv):
                 self._hide(i)
             self.pending[i] = opened and there  # alive without an observation: its transition stays open
             if opened and not there:
-                # One that is gone without a word has reached an end it could not see.
+                # An agent that disappeared without a flag has terminated.
                 self._finish(i, obs.get(agent), ends or not cut, cut)
         self.over = not living
         if self._with_state:
-            self._tell_state("final_state" if self.over else "state")
+            self._write_state("final_state" if self.over else "state")
 
 
 class AecAgentEnv(AgentEnv):
@@ -108,57 +108,57 @@ class AecAgentEnv(AgentEnv):
         return self._settle()
 
     def step(self, action: Any) -> list[tuple[Any, Any]]:
-        """The active agent acts; gives what agents were told until the next one is to act, the ended ones first."""
+        """The active agent acts; returns the results of agents until the next one must act, ended ones first."""
         self.env.step(action)
         return self._settle()
 
     def _settle(self) -> list[tuple[Any, Any]]:
-        env, told, removed = self.env, [], False
+        env, results, removed = self.env, [], False
         bare = self._bare or env
         while bare.agents:
             agent = bare.agent_selection
             last = env.last() if bare is env else _last(env, bare, agent)
-            told.append((agent, last))
+            results.append((agent, last))
             if not (last[2] or last[3]):
-                return told
+                return results
             if self._with_state and not removed:
-                self._tell_state("final_state")
+                self._write_state("final_state")
             removed = True
             before = len(bare.agents)
             env.step(None)
             if len(bare.agents) >= before:
                 raise RuntimeError(f"agent {agent!r} has ended, but step(None) did not remove it from `agents`")
-        return told
+        return results
 
     def actions(self, each: list[Any]) -> Any:
         """The argument of `step`: the action of the active agent."""
         return each[self.active.index(True)]
 
-    def begin(self, told: list[tuple[Any, Any]]) -> None:
+    def begin(self, results: list[tuple[Any, Any]]) -> None:
         """Read what the first agent sees."""
         self._clear()
         self._open_row()
-        self._hear(told)
+        self._read(results)
         if self.over:
             raise RuntimeError("reset() left no agent that can act")
 
-    def take(self, told: list[tuple[Any, Any]]) -> None:
-        """Read what agents were told after a step."""
+    def take(self, results: list[tuple[Any, Any]]) -> None:
+        """Read the results of agents after a step."""
         self._open_row()
         acted = self.active.index(True)
         self._remember(acted)
         self._hide(acted)
         self.pending[acted] = True
-        self._hear(told)
+        self._read(results)
         if self.over:
             for i, waits in enumerate(self.pending):
                 if waits:
                     self._vanished(i)
 
-    def _hear(self, told: list[tuple[Any, Any]]) -> None:
+    def _read(self, results: list[tuple[Any, Any]]) -> None:
         self.infos = {}
         self.over = True
-        for agent, last in told:
+        for agent, last in results:
             obs, reward, terminated, truncated, info = last if len(last) == 5 else unpack_result(last, 5, "step")
             i = self._place_of(agent)
             self.infos[agent] = checked_info(info)
@@ -174,10 +174,10 @@ class AecAgentEnv(AgentEnv):
                 self.over = False
             self._owed[i], self.pending[i] = 0.0, False
         if self._with_state and not self.over:
-            self._tell_state("state")
+            self._write_state("state")
 
     def _vanished(self, i: int) -> None:
-        """The episode is over and this agent was never told: the env emptied `agents` without its dead step."""
+        """The episode is over and this agent got no result: the env emptied `agents` without its dead step."""
         agent = self.agents[i]
         self.earned[i] += number_of(self.env._cumulative_rewards.get(agent, 0.0))
         self._owed[i] = self.earned[i]
@@ -189,8 +189,8 @@ class AecAgentEnv(AgentEnv):
 def _below_wrappers(env: Any) -> Any:
     """The env below PettingZoo's own wrappers, when results can be read there; None when it cannot.
 
-    Every attribute of a wrapped env is looked up through all its wrappers, a dozen of them a step. PettingZoo's own change
-    nothing but actions and checks and keep their state below; of any other wrapper nothing is known.
+    Every attribute of a wrapped env is looked up through all its wrappers, a dozen of them a step. PettingZoo's own wrappers
+    change only actions and checks and keep no state of their own; nothing is known about other wrappers.
     """
     inner = env
     while type(inner).__module__.startswith("pettingzoo.utils.wrappers.") and hasattr(inner, "env"):

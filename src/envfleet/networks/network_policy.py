@@ -53,7 +53,7 @@ class Policy:
         (3,)
     """
 
-    answers_fit = True  # actions are always of the space, one a row: the collector need not check them
+    answers_fit = True  # actions are always of the space, one per row: the collector need not check them
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Environments behind OpenEnv servers: the wire once, clients, capacity, a server and a Gymnasium view.
+"""Environments behind OpenEnv servers: protocol, clients, capacity, a server and a Gymnasium view.
 
 Importing this package imports nothing else; each name loads its module when it is first used, so that
 `websockets`, `uvicorn` and `starlette` (extra `remote`) are needed only where they are used.

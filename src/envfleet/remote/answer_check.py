@@ -1,14 +1,14 @@
-"""How a duplicated or late answer is found out where answers carry no number: with every server that is not ours.
+"""How a duplicated or late answer is detected if answers carry no number: with every server that is not ours.
 
-OpenEnv matches answers to requests by their order alone. One answer too many shifts every later one, and each still
-looks like an answer. Two things show it. A duplicate is the same bytes as an earlier answer; and a `state` request
-is answered by a `state` frame, so that an `observation` that comes first is one too many. So `state` is asked when an
-answer repeats an earlier one, and at every episode's end, before the row that ends it is given out. Its `step_count`
-must then be the number of steps taken: a step that ran twice, or not at all, shows there.
+OpenEnv matches answers to requests by their order only. One extra answer shifts every later one, and each still looks
+like an answer. Two things show it: a duplicate has the same bytes as an earlier answer; and a `state` request is
+answered by a `state` frame, so an `observation` that comes first is extra. So the client asks for `state` when an answer
+repeats an earlier one, and at the end of every episode, before it returns the last row. Its `step_count` must then be
+the number of steps taken: a step that ran twice, or not at all, shows there.
 
-One case is left: an answer repeated in the very place of one that was lost, which shifts nothing. If the observation has
-a field that counts steps (it was seen to equal their number often enough) the repetition is found there; and with such a
-field `state` is asked at once whenever it does not count on.
+One case is left: an answer repeated in place of one that was lost, which shifts nothing. If the observation has a field
+that counts steps (it was equal to their number often enough), the repetition is found there; with such a field the
+client asks for `state` as soon as the count is wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client: one session with an OpenEnv server, guarded so that no answer meets the wrong request."""
+"""The client: one session with an OpenEnv server; no answer is given to the wrong request."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class AsyncEnvClient:
     It connects at the first `reset` and keeps the session across episodes. After a timeout, a cancellation
     or a lost connection the socket is dropped, `SessionInterrupted` (or the cancellation) is raised, and
     `step` raises `ResetNeeded` until the next `reset`, which opens a new session. So does a `reset` that finds its
-    session ended by the server. With several servers a session is opened wherever there is room; when others in this
-    process wait for one, it is handed on at an episode's end.
+    session ended by the server. With several servers a session is opened where one is free; while others in this
+    process wait for one, it is passed on at the end of an episode.
 
-    Servers of ours number their answers; of others every episode is checked before its last answer is returned
-    (`envfleet.remote.answer_check`). An answer that was found to be another request's is ProtocolBroken.
+    Our servers number their answers; with other servers every episode is checked before its last answer is returned
+    (`envfleet.remote.answer_check`). An answer to another request is ProtocolBroken.
 
     Args:
         url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url`.
@@ -90,7 +90,7 @@ class AsyncEnvClient:
         except FleetError:
             raise
         except BaseException:
-            self._drop()  # interrupted somewhere: whatever was out must not meet a later request
+            self._drop()  # interrupted: a late answer must not be taken for that of a later request
             raise
         finally:
             self._busy = False
@@ -126,7 +126,7 @@ class AsyncEnvClient:
     async def confirm(self, *, timeout_s: float | None = None) -> None:
         """Make sure that every answer of this episode so far belonged to its request; raises ProtocolBroken.
 
-        `step` does so at an episode's end; for callers who end episodes themselves. Costs nothing with servers of ours.
+        `step` does so at an episode's end; for callers that end episodes themselves. Costs nothing with our servers.
         """
         self._enter()
         try:
@@ -250,7 +250,7 @@ class AsyncEnvClient:
     async def _request(
         self, kind: str, data: Any, expected: str, parse: Callable[[Message], Any], timeout_s: float | None
     ) -> Any:
-        """Send one request and return what its answer says: the guard is here and nowhere else."""
+        """Send one request and return its answer. The session guard is here only."""
         link = self._link
         timeout_s = self.config.message_timeout_s if timeout_s is None else timeout_s
         request = link.frame(kind, data)
@@ -272,7 +272,7 @@ class AsyncEnvClient:
         except BadFrame as error:
             raise self._broken(errors.ProtocolBroken, str(error)) from None
         except BaseException as error:
-            # Cancelled (or interrupted) in the middle: the answer may still come, so the socket must go.
+            # Cancelled or interrupted: the answer may still come, so the socket is dropped.
             self._broken(errors.SessionLost, type(error).__name__)
             raise
         finally:
@@ -307,7 +307,7 @@ class AsyncEnvClient:
         return self._broken(errors.SessionLost, str(failure))
 
     def _drop(self) -> None:
-        """Let go of the session at once; the server notices the closed socket."""
+        """Drop the session at once; the server notices the closed socket."""
         link, self._link = self._link, None
         self._running = False
         if link is not None:
@@ -315,7 +315,7 @@ class AsyncEnvClient:
             self._table.released(self._url)
 
     async def _hang_up(self) -> None:
-        """End the session in good order: the server has freed it when this returns."""
+        """End the session with a closing handshake: the server has freed it when this returns."""
         link, self._link = self._link, None
         if link is None:
             return

@@ -19,16 +19,16 @@ class ClientConfig:
         headers: sent with the handshake; `token` adds `Authorization: Bearer …`.
         connect_timeout_s: for one try at one server.
         message_timeout_s: for one request; `reset`, `step` and `state` take their own `timeout_s`.
-        capacity_timeout_s: how long to wait for a free session before CapacityReached surfaces.
+        capacity_timeout_s: how long to wait for a free session before CapacityReached is raised.
         down_timeout_s: how long to keep trying when no server answers at all.
         max_message_bytes: larger answers are refused (MessageTooBig).
         ping_interval_s, ping_timeout_s: WebSocket keep-alive.
-        compression: permessage-deflate; it costs CPU and helps only on slow lines.
+        compression: permessage-deflate; it costs CPU and helps only on slow connections.
         ssl_context: for https/wss; None verifies certificates with the system's roots.
-        binary: offer raw bytes for arrays to servers of ours; without it they are sent as text.
-        repeats: what an answer means that is the same, byte for byte, as an earlier one of a server that does not
-            number its answers: "check" asks the server's `state` whether it is a duplicate; "fault" takes it for one,
-            for environments whose answers never repeat (a step counter or a time in each).
+        binary: send arrays as raw bytes to our servers; without it they are sent as text.
+        repeats: what to do if an answer of a server that does not number its answers equals an earlier one byte for
+            byte: "check" asks for the server's `state`; "fault" treats it as a duplicate, for environments whose
+            answers never repeat (each has a step counter or a time).
         step_counts: whether the `step_count` of such a server's `state` must agree with the steps taken.
         capacity: the table of sessions to share; None is the one of this process.
     """
@@ -65,8 +65,8 @@ class ClientConfig:
 class ClientStats:
     """What a client has counted.
 
-    `dropped` are answers to no open request, `checks` the requests made to find such answers, `renewed` the sessions that
-    had ended, or had sent something unasked, and were replaced at a reset.
+    `dropped`: answers without an open request; `checks`: requests made to find such answers; `renewed`: sessions that were
+    replaced at a reset because they had ended or had sent something without a request.
     """
 
     steps: int = 0

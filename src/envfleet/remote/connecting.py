@@ -1,4 +1,4 @@
-"""How a session is opened: wait for a turn, try a server, and count it as open only when it has answered."""
+"""How a session is opened: wait in the queue, try a server, and count it as open only when it has answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envfleet.remote import wire
 from envfleet.remote.address import Endpoint
 from envfleet.remote.client_config import ClientConfig, ClientStats
 from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
-from envfleet.remote.session_queue import CapacityTable, Ticket
+from envfleet.remote.session_queue import CapacityTable, Waiter
 
 _log = logging.getLogger("envfleet.remote")
 
@@ -29,41 +29,41 @@ class Opener:
         """A session: its Link, its server, and the answer to its first `state`."""
         woken = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
-        ticket = self._table.enter(tuple(self._endpoints), wake)
+        waiter = self._table.enter(tuple(self._endpoints), wake)
         started = time.monotonic()
         last: errors.CapacityReached | None = None
         try:
             while True:
-                choice = self._table.choose(ticket)
+                choice = self._table.choose(waiter)
                 if isinstance(choice, str):
-                    found = await self._try(ticket, choice)
+                    found = await self._try(waiter, choice)
                     if isinstance(found, tuple):
                         return found
                     last = found or last
                     continue
-                self._give_up(ticket, time.monotonic() - started, last)
+                self._give_up(waiter, time.monotonic() - started, last)
                 woken.clear()
                 try:
                     await asyncio.wait_for(woken.wait(), choice)
                 except TimeoutError:
                     pass  # not woken: look at the table again
         finally:
-            self._table.leave(ticket)
+            self._table.leave(waiter)
 
-    def _give_up(self, ticket: Ticket, waited: float, last: errors.CapacityReached | None) -> None:
-        """Raise when there is no point in waiting on, or no time left for it."""
-        down = self._table.all_down(ticket.urls)
+    def _give_up(self, waiter: Waiter, waited: float, last: errors.CapacityReached | None) -> None:
+        """Raise if waiting longer is useless, or the time is over."""
+        down = self._table.all_down(waiter.urls)
         if down and waited >= self._config.down_timeout_s:
-            reasons = "; ".join(ticket.failures.get(url, "down") for url in ticket.urls)
-            raise errors.ConnectFailed(", ".join(ticket.urls), reasons)
-        if down and self._table.is_new_outage(ticket.urls):
+            reasons = "; ".join(waiter.failures.get(url, "down") for url in waiter.urls)
+            raise errors.ConnectFailed(", ".join(waiter.urls), reasons)
+        if down and self._table.is_new_outage(waiter.urls):
             wait_s = self._config.down_timeout_s
-            _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(ticket.urls), wait_s)
+            _log.warning("no server answers at %s: waiting up to %g s for one", ", ".join(waiter.urls), wait_s)
         if not down and waited >= self._config.capacity_timeout_s:
             active, most = (last.active, last.max) if last else (None, None)
-            raise errors.CapacityReached(", ".join(ticket.urls), active, most, round(waited, 3))
+            raise errors.CapacityReached(", ".join(waiter.urls), active, most, round(waited, 3))
 
-    async def _try(self, ticket: Ticket, url: str) -> tuple[Any, str, Message] | errors.CapacityReached | None:
+    async def _try(self, waiter: Waiter, url: str) -> tuple[Any, str, Message] | errors.CapacityReached | None:
         """One try at one server. Connected does not mean served: only an answer to a probe does."""
         from envfleet.remote.link import open_link
 
@@ -84,18 +84,18 @@ class Opener:
             if link.is_exact and (first.kind != "state" or not isinstance(first.data, dict)):
                 raise BadFrame(f"{first.kind[:40]!r} is no answer to state")
             # Any other answer, an environment without a usable state included, means there is a session.
-            self._table.opened(ticket)
+            self._table.opened(waiter)
             self._stats.connects += 1
             opened, link = link, None
             return opened, url, first
         except errors.CapacityReached as full:
             self._stats.refusals += 1
-            self._table.refused(ticket)
+            self._table.refused(waiter)
             return full
         except errors.Unauthorized:
             raise
         except (errors.ConnectFailed, TimeoutError, BadFrame) as error:
-            self._table.failed(ticket, getattr(error, "why", str(error)) or "no answer to the first message")
+            self._table.failed(waiter, getattr(error, "why", str(error)) or "no answer to the first message")
             return None
         finally:
             if link is not None:

@@ -27,7 +27,7 @@ _READING_MORE = 64  # bodies that may be read at once beyond the number of sessi
 
 
 class AsciiResponse(JSONResponse):  # type: ignore[misc]
-    """JSON in ASCII: half a character (a lone surrogate), which UTF-8 cannot hold, passes as an escape."""
+    """JSON in ASCII: a lone surrogate, which UTF-8 cannot encode, is sent as an escape."""
 
     def render(self, content: Any) -> bytes:
         """The body."""
@@ -56,7 +56,7 @@ class _Endpoints:
         self._reading = 0  # bodies
 
     async def health(self, request: Request) -> Response:
-        """Open to everyone, because load balancers ask it: alive, and how full."""
+        """Open to everyone, for load balancers: whether it is alive, and how full."""
         body = {
             "status": "healthy",
             "active_sessions": self._host.active,
@@ -74,11 +74,11 @@ class _Endpoints:
         return show
 
     async def reset(self, request: Request) -> Response:
-        """A throw-away environment, as the protocol has it: sessions live on /ws."""
+        """Reset a temporary environment, as the protocol defines: sessions are on /ws."""
         return self._guard(request) or await self._throw_away(request, is_step=False)
 
     async def step(self, request: Request) -> Response:
-        """One step of a throw-away environment that was reset just before."""
+        """One step of a temporary environment that was reset just before."""
         return self._guard(request) or await self._throw_away(request, is_step=True)
 
     def _guard(self, request: Request) -> Response | None:

@@ -1,10 +1,10 @@
 """The protocol between a client and a server of ours: numbered messages whose values arrive as they were sent, bit for bit.
 
-A client of ours offers one of two WebSocket subprotocols; a server of ours takes it, every other server ignores it and
-is spoken to in plain OpenEnv (`envfleet.remote.wire`). A message is `{"type": …, "id": …, "data": …}` and nothing else.
+Our client offers one of two WebSocket subprotocols; our server accepts it. Every other server ignores it, and the client
+uses plain OpenEnv (`envfleet.remote.wire`). A message is `{"type": …, "id": …, "data": …}` and nothing else.
 An answer carries the number of its request; only an error that ends the session has none.
 
-JSON lacks much of what environments give. It travels as an object with one key that begins with "$":
+Values that JSON lacks are sent as an object with one key that begins with "$":
 
 * `$f` a float that is not finite (its 8 bytes in hex), `$i` an integer of thousands of digits, `$c` a complex number
 * `$t` a tuple, `$s` a set, `$z` a frozenset, `$b` bytes, `$d` a dict whose keys are not plain strings
@@ -65,7 +65,7 @@ class NoWireForm(BadArgument):
 
 
 class Message(NamedTuple):
-    """A frame that was read. `number` is None where the protocol has none; `mark` tells equal frames apart from others."""
+    """A frame that was read. `number` is None where the protocol has none; `mark` is equal for equal frames."""
 
     kind: str
     data: Any
@@ -138,7 +138,7 @@ def _pack_array(value: np.ndarray[Any, Any], parts: list[np.ndarray[Any, Any]] |
 
 
 def _pack_other(value: Any, parts: Any, depth: int) -> Any:
-    """What is rare: other collections, bytes, and subclasses of what is common."""
+    """Rare values: other collections, bytes, and subclasses of common types."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, bool | int):

@@ -1,4 +1,4 @@
-"""Which sessions are idle, and which of them makes room when a client waits for one."""
+"""Which sessions are idle, and which of them is ended when a client waits for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One WebSocket to one server: send a frame, get the answer or an exception by the deadline, hang up."""
+"""One WebSocket to one server: send a frame, get the answer or an exception by the deadline, close."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _log.setLevel(logging.INFO)
 class Link(ClientConnection):  # type: ignore[misc]
     """A connection with exactly one request out at a time.
 
-    Between our own ends requests are numbered, from a start that no other connection shares; an answer with an earlier
-    number is a duplicate or came late, and is dropped and counted. Elsewhere the one answer that is due is taken.
+    With our server requests are numbered; each connection has its own first number. An answer with an earlier number is a
+    duplicate or late, and is dropped and counted. With other servers the next answer is the one.
 
     The library's handshake, keep-alive and closing are used as they are. Only a data frame takes another way: straight
     to the future that waits, with no queue and no task in between, and without the library's parser where the frame
@@ -183,7 +183,7 @@ class Link(ClientConnection):  # type: ignore[misc]
         return answer
 
     def _arm(self, deadline: float) -> None:
-        """See to it that the answer is given up at the deadline.
+        """Set the deadline of the answer.
 
         The timer is kept across requests and moved when it goes off: hardly any ever fires, and a cancelled timer for
         every request stays in the loop's heap until its deadline (63 us a step instead of 36).
@@ -244,7 +244,7 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
     except InvalidStatus as error:
         status = error.response.status_code
         if status in (401, 403):
-            why = f"the server answered {status}: it wants a (different) token; token=…, or ENVFLEET_TOKEN for commands"
+            why = f"the server answered {status}: it needs a (different) token; token=…, or ENVFLEET_TOKEN for commands"
             raise Unauthorized(endpoint.public, why) from None
         if status == 421:
             why = "it is not reached under this name: serve with --allow-host NAME, or use its address"

@@ -23,7 +23,7 @@ from envfleet.workers.shared_memory import Pulse
 
 
 class RenewingBackend(AioBackend):
-    """aio for envs whose every wait can be cancelled: an abandoned slot is rebuilt, not given up."""
+    """aio for envs whose every wait can be cancelled: an abandoned slot is rebuilt, not quarantined."""
 
     can_rebuild_abandoned = True
 
@@ -41,7 +41,7 @@ class RenewingBackend(AioBackend):
         return stack
 
     def _discard(self, env: Any) -> None:
-        """Let go of an env in the middle of a call, without waiting for it."""
+        """Drop an env in the middle of a call, without waiting for it."""
 
 
 class LoopBackend(RenewingBackend):

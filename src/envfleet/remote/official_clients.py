@@ -49,8 +49,8 @@ def as_client(client: Any, **options: Any) -> Any:
 class OfficialClient:
     """A client of the official packages with our results, our errors and our session guard.
 
-    Their clients go on after a timeout as if nothing had happened (0.3.0 pairs answers with the wrong
-    requests, 0.10.0 steps a new, un-reset environment); here any such failure ends the episode.
+    Their clients continue after a timeout (0.3.0 pairs answers with the wrong requests, 0.10.0 steps a new
+    environment without a reset); here any such failure ends the episode.
     """
 
     def __init__(self, client: Any) -> None:

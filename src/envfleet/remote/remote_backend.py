@@ -1,8 +1,8 @@
 """remote: a slot is a session with an OpenEnv server; all of them on one event loop in a thread of its own.
 
 The slot life is the one of every backend; here its reset and step are WebSocket calls. A pause of the caller never
-stops the loop, so keep-alives go on. A call past its deadline is cancelled, its session dropped, and the slot built
-anew, on whichever server has room.
+stops the loop, so keep-alives continue. A call past its deadline is cancelled, its session dropped, and the slot
+rebuilt, on any server with a free session.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RemoteEnv(SessionView):
         return obs, info
 
     async def close(self) -> None:  # type: ignore[override]
-        """End the session in good order."""
+        """End the session with a closing handshake."""
         await self.client.close()
 
     def drop(self) -> None:
@@ -133,7 +133,7 @@ class RemoteBackend(RenewingBackend):
         return sorted(connected + waiting[:found])
 
     async def _close_all(self, problems: list[tuple[int, Failure | Loss]], timeout_s: float) -> None:
-        # All at once: one server that no longer answers must not use up the time of the others.
+        # All at the same time: one server that no longer answers must not use up the time of the others.
         waiting = [task for task in (*self._running.values(), *self._calling.values()) if not task.done()]
         for task in waiting:
             task.cancel()

@@ -17,7 +17,7 @@ _FORM_TYPE = "application/x-www-form-urlencoded"  # the same, but curl and urlli
 
 
 class Gate:
-    """The names and origins that are let in: loopback, the address that is bound, and those that were listed.
+    """The names and origins that are accepted: loopback, the address that is bound, and those that were listed.
 
     Args:
         host: the address that is bound.
@@ -36,7 +36,7 @@ class Gate:
             return 421, "this server is not known under that name: use its address, or serve with --allow-host NAME"
         for name, value in headers:
             if name.lower() == b"origin" and not self._lets_in(value, local):
-                return 403, "pages of that origin are not let in: serve with --allow-origin ORIGIN"
+                return 403, "pages of that origin are not accepted: serve with --allow-origin ORIGIN"
         return None
 
     def _is_ours(self, host: str, local: str | None) -> bool:

@@ -61,7 +61,7 @@ class Server:
 
     @property
     def active_sessions(self) -> int:
-        """How many slots are taken, the ones that are still finishing a step included."""
+        """How many slots are in use, including those that are still finishing a step."""
         return self.app.host.active
 
     def bind(self) -> int:
@@ -86,7 +86,7 @@ class Server:
 
     def start(self) -> Server:
         """Serve in a thread; returns when clients can connect."""
-        self.bind()  # here, where a port that is taken is the caller's error
+        self.bind()  # here, so that a port in use is an error for the caller
         self._thread = threading.Thread(target=self.run, name="envfleet-server", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + self.config.init_timeout_s

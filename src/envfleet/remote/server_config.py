@@ -13,23 +13,23 @@ class ServerConfig:
     """The options of a server; every one is a keyword argument of `serve` and `Server`.
 
     Args:
-        host, port: where to listen; port 0 takes a free one. Other machines reach it only if `host` is an address of the network.
-        max_sessions: environments at once; later clients get CAPACITY_REACHED.
+        host, port: where to listen; port 0 chooses a free port. For other machines `host` must be a network address.
+        max_sessions: the most sessions at a time; further clients get CAPACITY_REACHED.
         backend: "auto" ("pipe", or "aio" for environments with coroutines), "pipe" (worker processes with a thread
             for each session), "thread", "aio" (the server's own event loop), or "serial" (in the server itself:
             fastest, and no protection from the environment).
-        num_workers: processes (or threads) the sessions share; None is a process for each processor and two at least,
-            `max_sessions` a process for each session.
-        idle_timeout_s: a session without a message for so long is ended, whether anybody waits for it or not.
-        handover_s: while others wait for a session, one without a message for so long and without a running episode is
-            ended.
-        episode_idle_s: the same for a session in the middle of an episode, whose client may just be thinking.
-        request_timeout_s: a connection that has not sent a whole request by then is closed.
-        step_timeout_s: a step (or reset) past it fails; its worker process is ended, and the sessions that share it get an error.
+        num_workers: processes (or threads) that sessions share; None is one per CPU, at least two;
+            with `max_sessions` every session has its own process.
+        idle_timeout_s: a session without a message for this time is ended, even if no client waits.
+        handover_s: while other clients wait, a session without a running episode is ended after this idle
+            time.
+        episode_idle_s: the same for a session with a running episode, whose client may still compute its action.
+        request_timeout_s: a connection that has not sent a complete request within this time is closed.
+        step_timeout_s: a longer step (or reset) fails; its worker process is ended, and the sessions that share it get an error.
         max_message_bytes: larger messages end the session.
-        token: what clients must send as `Authorization: Bearer …`; None lets everyone in.
+        token: clients must send it as `Authorization: Bearer …`; None accepts every client.
         ping_s: WebSocket keep-alive; a client that does not answer for as long again is disconnected.
-        allow_hosts: more names that clients may use for this server; loopback names and the address it is bound to
+        allow_hosts: further host names that clients may use for this server; loopback names and the address it is bound to
             are always allowed, "*" allows all.
         allow_origins: web origins ("https://lab.example") whose pages may use it; "*" allows all.
     """

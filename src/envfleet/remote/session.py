@@ -1,4 +1,4 @@
-"""One client's session on a server: frames in, frames out. It knows nothing of sockets."""
+"""One client's session on a server: frames in, frames out. It does not use sockets."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Session:
         except BadAction as error:
             return self._reject("VALIDATION_ERROR", "Invalid message", errors=[{"msg": str(error)}])
         except FaultError as error:
-            # The environment raised, overran its deadline or lost its process: the slot is there, the episode not.
+            # The environment raised, overran its deadline or lost its process: the slot is usable, the episode is over.
             return self._episode_lost(error.fault.kind, error.fault.cause)
         except FleetError as error:
             raise Over(self._error("SESSION_ERROR", f"the server failed: {error}")) from error

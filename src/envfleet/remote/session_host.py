@@ -1,7 +1,7 @@
 """Where a server's sessions live: a fleet of slots, driven from the server's event loop.
 
 Requests that arrive in one turn of the loop are sent to the fleet together, and what has finished is received
-together, so the price of a send and a receive is shared by all sessions that are busy. Nothing here waits: the
+together, so all busy sessions share the cost of a send and a receive. Nothing here waits: the
 loop is woken (by a file descriptor or a queue) when a worker has finished something.
 """
 
@@ -136,14 +136,14 @@ class FleetHost:
         try:
             await self.reset(slot, None, {OPENING: "empty"})
         except FaultError:
-            pass  # its close failed or its worker died: the slot is built anew when it is next opened
+            pass  # its close failed or its worker died: the slot is rebuilt when it is next opened
         if self._fleet is not None and slot in self._fleet.quarantined:
             self.lost += 1  # a thread that cannot be ended keeps its slot: one less to give out
         else:
             self._free.append(slot)
 
     def reset(self, slot: int, seed: int | None, options: dict[str, Any], fresh: bool = False) -> asyncio.Future[Row]:
-        """Reset the slot's environment; `fresh` builds a new one first. Raises BadAction for options that cannot travel."""
+        """Reset the slot's environment; `fresh` builds a new one first. Raises BadAction for options that cannot be sent."""
         if options:
             try:
                 pickle.dumps(options)  # together with those of others it would fail them all
@@ -235,7 +235,7 @@ class FleetHost:
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def _ring(self) -> None:
-        # Called by worker threads. Once is enough until the loop has come by.
+        # Called by worker threads. Once is enough until the loop has run.
         if not self._rung:
             self._rung = True
             self._loop.call_soon_threadsafe(self._collect_soon)

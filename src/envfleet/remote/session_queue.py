@@ -23,7 +23,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 @dataclass
-class Place:
+class ServerState:
     """What the table knows about a server: our sessions and tries there, and the limit as learned."""
 
     active: int = 0
@@ -42,8 +42,8 @@ class Place:
 
 
 @dataclass(eq=False)
-class Ticket:
-    """A place in the queue; `wake` is called (from any thread) when looking again may help."""
+class Waiter:
+    """A client that waits in the queue; `wake` is called (from any thread) when looking again may help."""
 
     urls: tuple[str, ...]
     wake: Callable[[], Any]
@@ -56,10 +56,10 @@ class CapacityTable:
 
     Example:
         >>> table = CapacityTable(clock=lambda: 0.0)
-        >>> ticket = table.enter(["http://a"], wake=lambda: None)
-        >>> table.choose(ticket)
+        >>> waiter = table.enter(["http://a"], wake=lambda: None)
+        >>> table.choose(waiter)
         'http://a'
-        >>> table.refused(ticket)
+        >>> table.refused(waiter)
         >>> table.view()["http://a"].limit
         0
     """
@@ -67,8 +67,8 @@ class CapacityTable:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._places: dict[str, Place] = {}
-        self._queue: list[Ticket] = []
+        self._servers: dict[str, ServerState] = {}
+        self._queue: list[Waiter] = []
         self._learnt: dict[str, dict[str, Any]] = {}
 
     def learnt(self, url: str) -> dict[str, Any]:
@@ -76,73 +76,73 @@ class CapacityTable:
         with self._lock:
             return self._learnt.setdefault(url, {})
 
-    def enter(self, urls: Sequence[str], wake: Callable[[], Any]) -> Ticket:
+    def enter(self, urls: Sequence[str], wake: Callable[[], Any]) -> Waiter:
         """Queue for a session at any of these servers."""
-        ticket = Ticket(tuple(urls), wake)
+        waiter = Waiter(tuple(urls), wake)
         with self._lock:
             for url in urls:
-                self._places.setdefault(url, Place())
-            self._queue.append(ticket)
-        return ticket
+                self._servers.setdefault(url, ServerState())
+            self._queue.append(waiter)
+        return waiter
 
-    def choose(self, ticket: Ticket) -> str | float:
+    def choose(self, waiter: Waiter) -> str | float:
         """The server to try now, or how long to wait before asking again (a wake may come earlier)."""
         with self._lock:
             now = self._clock()
-            found = {url: self._room(url, ticket, now) for url in ticket.urls}
+            found = {url: self._room(url, waiter, now) for url in waiter.urls}
             roomy = [url for url, (has_room, _) in found.items() if has_room]
             if not roomy:
                 return max(0.001, min(again_s for _, again_s in found.values()))
-            ticket.trying = min(roomy, key=lambda url: self._places[url].load)
-            self._places[ticket.trying].trying += 1
-            return ticket.trying
+            waiter.trying = min(roomy, key=lambda url: self._servers[url].load)
+            self._servers[waiter.trying].trying += 1
+            return waiter.trying
 
-    def opened(self, ticket: Ticket) -> None:
-        """The try succeeded; the ticket leaves the queue."""
+    def opened(self, waiter: Waiter) -> None:
+        """The try succeeded; the waiter leaves the queue."""
         with self._lock:
-            url, place = self._end_try(ticket)
-            place.active += 1
-            place.down_until, place.failures, place.outage_logged = 0.0, 0, False
-            if place.limit is not None and place.active > place.limit:
-                place.limit, place.retries, place.retry_at = place.active, 0, 0.0
-            self._queue.remove(ticket)
+            url, server = self._end_try(waiter)
+            server.active += 1
+            server.down_until, server.failures, server.outage_logged = 0.0, 0, False
+            if server.limit is not None and server.active > server.limit:
+                server.limit, server.retries, server.retry_at = server.active, 0, 0.0
+            self._queue.remove(waiter)
             self._wake_next(url)
 
-    def refused(self, ticket: Ticket) -> None:
+    def refused(self, waiter: Waiter) -> None:
         """The server said it is full."""
         with self._lock:
-            _, place = self._end_try(ticket)
+            _, server = self._end_try(waiter)
             # Ours only: others may hold the rest, and a limit is per process behind the address.
-            place.limit = place.active
-            place.retries += 1
-            place.retry_at = self._clock() + backoff_s(place.retries, RETRY_S, RETRY_MAX_S, factor=1.5)
-            place.down_until, place.failures = 0.0, 0
+            server.limit = server.active
+            server.retries += 1
+            server.retry_at = self._clock() + backoff_s(server.retries, RETRY_S, RETRY_MAX_S, factor=1.5)
+            server.down_until, server.failures = 0.0, 0
 
-    def failed(self, ticket: Ticket, why: str) -> None:
+    def failed(self, waiter: Waiter, why: str) -> None:
         """The server did not answer."""
         with self._lock:
-            url, place = self._end_try(ticket)
-            ticket.failures[url] = why
-            place.failures += 1
-            place.down_until = self._clock() + backoff_s(place.failures, DOWN_S, DOWN_MAX_S)
+            url, server = self._end_try(waiter)
+            waiter.failures[url] = why
+            server.failures += 1
+            server.down_until = self._clock() + backoff_s(server.failures, DOWN_S, DOWN_MAX_S)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """Stop waiting (a deadline, a cancellation). Does nothing after `opened`."""
         with self._lock:
-            if ticket in self._queue:
-                if ticket.trying is not None:
-                    self._end_try(ticket)
-                self._queue.remove(ticket)
-                for url in ticket.urls:
+            if waiter in self._queue:
+                if waiter.trying is not None:
+                    self._end_try(waiter)
+                self._queue.remove(waiter)
+                for url in waiter.urls:
                     self._wake_next(url)
 
     def released(self, url: str) -> None:
         """One of our sessions there ended."""
         with self._lock:
-            place = self._places[url]
-            place.active -= 1
-            # The place is free in a moment if not now: the next in line may try at once, and soon again.
-            place.retry_at, place.retries = self._clock(), 0
+            server = self._servers[url]
+            server.active -= 1
+            # The session is free now or in a moment: the next in the queue may try at once, and again soon.
+            server.retry_at, server.retries = self._clock(), 0
             self._wake_next(url)
 
     def contended(self, url: str) -> bool:
@@ -150,62 +150,62 @@ class CapacityTable:
         if not self._queue:  # the hot path of every episode's end: no lock for the common answer
             return False
         with self._lock:
-            return any(url in ticket.urls and ticket.trying is None for ticket in self._queue)
+            return any(url in waiter.urls and waiter.trying is None for waiter in self._queue)
 
     def all_down(self, urls: Sequence[str]) -> bool:
         """Whether none of these servers answered when last tried."""
         with self._lock:
             now = self._clock()
-            return all(self._places[url].down_until > now for url in urls)
+            return all(self._servers[url].down_until > now for url in urls)
 
     def is_new_outage(self, urls: Sequence[str]) -> bool:
         """Whether this outage was not logged yet: true once in an outage, however many clients wait."""
         with self._lock:
-            places = [self._places[url] for url in urls]
-            is_new = not all(place.outage_logged for place in places)
-            for place in places:
-                place.outage_logged = True
+            servers = [self._servers[url] for url in urls]
+            is_new = not all(server.outage_logged for server in servers)
+            for server in servers:
+                server.outage_logged = True
             return is_new
 
-    def view(self) -> dict[str, Place]:
+    def view(self) -> dict[str, ServerState]:
         """The table as it is now."""
         with self._lock:
-            return {url: replace(place) for url, place in self._places.items()}
+            return {url: replace(server) for url, server in self._servers.items()}
 
     @property
     def waiting(self) -> int:
         """How many wait in the queue."""
         return len(self._queue)
 
-    def _room(self, url: str, ticket: Ticket, now: float) -> tuple[bool, float]:
-        place = self._places[url]
-        if place.down_until > now:
-            return False, place.down_until - now
-        if place.limit is None:
-            return place.trying < FIRST_TRIES, _LOOK_AGAIN_S
+    def _room(self, url: str, waiter: Waiter, now: float) -> tuple[bool, float]:
+        server = self._servers[url]
+        if server.down_until > now:
+            return False, server.down_until - now
+        if server.limit is None:
+            return server.trying < FIRST_TRIES, _LOOK_AGAIN_S
         ahead = 0
         for other in self._queue:
-            if other is ticket:
+            if other is waiter:
                 break
             ahead += url in other.urls and other.trying is None
-        if place.limit - place.active - place.trying > ahead:
+        if server.limit - server.active - server.trying > ahead:
             return True, _LOOK_AGAIN_S
-        if ahead or place.trying:
+        if ahead or server.trying:
             return False, _LOOK_AGAIN_S
-        return now >= place.retry_at, max(place.retry_at - now, 0.0)
+        return now >= server.retry_at, max(server.retry_at - now, 0.0)
 
-    def _end_try(self, ticket: Ticket) -> tuple[str, Place]:
-        url = ticket.trying
-        assert url is not None, "a ticket reports on a try it was not given"
-        ticket.trying = None
-        place = self._places[url]
-        place.trying -= 1
-        return url, place
+    def _end_try(self, waiter: Waiter) -> tuple[str, ServerState]:
+        url = waiter.trying
+        assert url is not None, "a waiter reports on a try it did not make"
+        waiter.trying = None
+        server = self._servers[url]
+        server.trying -= 1
+        return url, server
 
     def _wake_next(self, url: str) -> None:
-        for ticket in self._queue:
-            if url in ticket.urls and ticket.trying is None:
-                ticket.wake()
+        for waiter in self._queue:
+            if url in waiter.urls and waiter.trying is None:
+                waiter.wake()
                 return
 
 

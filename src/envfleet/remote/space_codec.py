@@ -27,7 +27,7 @@ SPACE_KEY = "x-gymnasium"  # the exact space, beside the JSON schema every OpenE
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one environment speaks on the wire."""
+    """The messages of one environment: its spaces and field names."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]

@@ -79,10 +79,10 @@ class Call:
 
 
 class HttpEnvClient:
-    """A session with an OpenEnv server, blocking. It speaks the WebSocket `/ws`: HTTP has no episodes there.
+    """A session with an OpenEnv server, blocking. It uses the WebSocket `/ws`, because OpenEnv's HTTP has no episodes.
 
-    What `AsyncEnvClient` promises holds here too: after a timeout, Ctrl-C or a lost connection the episode is
-    over and `reset` is compulsory; no late answer meets another request.
+    As with `AsyncEnvClient`, after a timeout, Ctrl-C or a lost connection the episode is over and `reset` is
+    required; a late answer is never taken for that of another request.
 
     Args:
         url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url`.
@@ -178,7 +178,7 @@ class HttpEnvClient:
             raise
         finally:
             # The exception's traceback holds this frame: without this a failed client would live, with its session,
-            # until the garbage collector comes by.
+            # until the garbage collector runs.
             value = None
 
     def _settle(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""uvicorn's two protocols, with what a public server needs: a deadline for requests, a short way for frames.
+"""uvicorn's two protocols, with what a public server needs: a deadline for requests, a fast path for frames.
 
 HTTP: uvicorn has no deadline for a request that never comes or stops half way. Here each connection has a time limit
 for its request, body included, and beyond a number of silent connections the oldest are closed first.
@@ -93,7 +93,7 @@ class HttpProtocol(H11Protocol):  # type: ignore[misc]
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):  # type: ignore[misc]
-    """The long way is uvicorn's; the short one is taken only between whole frames of an open connection."""
+    """uvicorn's own code is the slow path; the fast one is used only between whole frames of an open connection."""
 
     _missing = -1
     _handshake_seen = False
@@ -155,7 +155,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):  # type: ignore[misc]
         if message["type"] != "websocket.send" or not self._open or not self.writable.is_set():
             await super().send(message)
             if message["type"] == "websocket.http.response.body":
-                self.handshake_complete = True  # uvicorn forgets, and complains of it in the log
+                self.handshake_complete = True  # uvicorn does not, and logs a warning
         elif (text := message.get("text")) is not None:
             self.transport.write(server_frame(TEXT, text.encode()))
         else:

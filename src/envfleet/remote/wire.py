@@ -1,6 +1,6 @@
-"""The OpenEnv wire: frames and answers. No input or output happens here.
+"""The OpenEnv protocol: frames and answers. This module does no input or output.
 
-A frame is JSON text, `{"type": …, "data": …}`. Between two ends of ours it is replaced by
+A frame is JSON text, `{"type": …, "data": …}`. Between our client and our server it is replaced by
 `envfleet.remote.exact_protocol`. Nothing that arrives is ever unpickled.
 """
 

@@ -21,8 +21,8 @@ class OpenEnvGymnasiumWrapper(SessionView):
     Args:
         client: what `as_client` takes: "http://host:8000", {"env_url": …}, a client of ours or an official one.
         observation_mode: "text": the text as UTF-8 bytes in a Box of uint8, padded with zeros (the string is in
-            `info["text"]`); "raw_text": a Text space (text outside its alphabet or length is given as it is); "json": a
-            Dict space after the server's schema; "vector": numbers only, the served environment's own Box if it has one,
+            `info["text"]`); "raw_text": a Text space (text outside its alphabet or length is unchanged); "json": a
+            Dict space from the server's schema; "vector": numbers only, the served environment's own Box if it has one,
             else one flat float32 Box; "auto": the served environment's own space, else "json", else "raw_text".
         action_mode: "text": a string for the action's field; "discrete": the schema's enum or integer bounds, or
             `actions`; "json": the space of the schema's action; "auto": the first of these that the schema gives.

@@ -34,14 +34,14 @@ class Collector:
     one, is written to every step.
 
     Args:
-        fleet: from `envfleet.make`; stays the caller's to close.
+        fleet: from `envfleet.make`; the caller closes it.
         policy: see above; not needed with `random_actions=True`.
         seed: of the run: every episode's seed is spawned from it and its ticket.
-        mode: "sync", "overlap" (two halves take turns) or "async" (whatever is ready).
-        at_least: async: how many slots to answer at once (default: a quarter of them).
-        tasks: a callable ticket → task, or a sequence to deal out in turn.
+        mode: "sync", "overlap" (two halves alternate) or "async" (the slots that are ready).
+        at_least: async: wait until this many slots are ready (default: a quarter of them).
+        tasks: a callable ticket → task, or a sequence that is used in turn.
         max_steps: cut episodes off (truncated) after so many steps.
-        max_retries: begin an episode again, same seed, after a fault (needs a fleet with on_fault="restart").
+        max_retries: start an episode again, same seed, after a fault (needs a fleet with on_fault="restart").
         random_actions: ignore the policy.
         warmup_steps: random actions for the first so many steps, spread over the slots.
         max_ahead: how many tickets fast slots may run ahead of the oldest unfinished one.
@@ -123,9 +123,9 @@ class Collector:
     ) -> Iterator[Rollout]:
         """Yield complete episodes as they come, until so many episodes, or so many steps, were yielded.
 
-        `order="ticket"` yields them in the order of their tickets: whatever the caller takes of them is
-        unbiased. `order="finish"` yields each at once; then only the complete set is. `skip` leaves tickets
-        out that are done already (to continue a dataset). Numbering goes on from call to call.
+        `order="ticket"` yields them in the order of their tickets: any number of them is unbiased.
+        `order="finish"` yields each at once; then only the complete set is unbiased. `skip` leaves out tickets
+        that are done already (to continue a dataset). Numbers continue from call to call.
         """
         if num_episodes is None and num_steps is None:
             raise BadArgument("say how many: episodes(1000), or episodes(num_steps=10_000)")
@@ -153,7 +153,7 @@ class Collector:
                 steps += len(rollout)
                 self._clock.book_s += self._clock.lap()
                 yield rollout
-                self._clock.lap()  # the caller's time is not ours
+                self._clock.lap()  # the time of the caller is not counted
                 if num_steps is not None and steps >= num_steps:
                     break
         finally:
@@ -190,14 +190,14 @@ class Collector:
     def segment_state(self, running: bool = True) -> dict[str, Any] | None:
         """Everything `restore_segments` needs to go on after the last segment; None if there was none.
 
-        Without `running` the episodes that run are left out: a collector restored from it begins the next ones.
+        Without `running` the running episodes are left out: a collector restored from it starts the next ones.
         """
         return None if self._segments is None else self._segments.state(running)
 
     def restore_segments(self, state: dict[str, Any] | None, how: str = "replay") -> npt.NDArray[np.int64]:
-        """Go back to where `segment_state` was taken, also in another process; return the slots that could not.
+        """Restore what `segment_state` returned, also in another process; return the slots that could not be restored.
 
-        Running episodes are played again and compared; one that comes out differently is ended, and the slot begins its
+        Running episodes are replayed and compared; one that differs is ended, and the slot starts its
         next episode. `how="end"` ends all of them.
         """
         return np.zeros(0, dtype=np.int64) if state is None else self._open_segments().restore(state, how)
@@ -227,7 +227,7 @@ class Collector:
 
 def _with_progress(stream: Iterator[Rollout], num_episodes: int | None, num_steps: int | None) -> Iterator[Rollout]:
     """Pass rollouts on; in a terminal, draw a bar with their count or steps and the mean return."""
-    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:  # a bar is no reason to fail
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:  # a missing bar must not be an error
         return stream
     return _draw_progress(stream, num_episodes, num_steps)
 

@@ -1,4 +1,4 @@
-"""What `episodes` and `segment` share: asking the policy, sending, receiving in the order the mode says.
+"""What `episodes` and `segment` share: calling the policy, sending, receiving in the order of the mode.
 
 The collector's time is measured here and nowhere else: every call ends one phase and begins another.
 """
@@ -25,8 +25,8 @@ Mode = Literal["sync", "async", "overlap"]
 class Engine:
     """One policy driving one fleet.
 
-    sync: all slots are sent, all are received. overlap: two halves take turns, the policy thinks about one
-    while the other steps. async: whatever is ready, at least `at_least` slots, is answered at once.
+    sync: all slots are sent, all are received. overlap: two halves alternate, the policy computes actions for one
+    while the other steps. async: slots that are ready, at least `at_least`, get their actions at once.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The ledger: every episode that was started ends in exactly one bin, with a reason, and the counts add up."""
+"""The ledger: every started episode is counted exactly once as used, dropped or failed, with a reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ledger:
         self.used += count
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count episodes that were given up though nothing was wrong with them."""
+        """Count episodes that were dropped although they did not fail."""
         if count:
             self.dropped[reason] += count
 
@@ -85,7 +85,7 @@ class Ledger:
         )
 
     def warn_if_lost(self, lost_before: int) -> None:
-        """Warn when episodes were lost since `lost` was that much: the caller got others than were begun for it."""
+        """Warn if episodes were lost since `lost` had this value: the caller gets fewer than were started."""
         lost = self.lost - lost_before
         if lost:
             message = f"{lost} episodes failed and are missing from what was returned, which may bias it: {self}"

@@ -1,4 +1,4 @@
-"""What a fleet's policy is asked and what it may answer."""
+"""The request to a policy of a fleet, and its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Answer(NamedTuple):
-    """Actions, one a row, and named arrays to be kept beside them (log-probability, value …)."""
+    """Actions, one per row, and named arrays to keep with them (log-probability, value …)."""
 
     actions: Tree
     extras: dict[str, Any] = {}  # noqa: RUF012  # never written to
@@ -67,7 +67,7 @@ class Ask:
         return numbers
 
     def rng(self, row: int) -> np.random.Generator:
-        """A generator of its own for one row; handier than `uniform`, and slower."""
+        """A separate generator for one row; more convenient than `uniform`, but slower."""
         key = [self.seed & (2**64 - 1), int(self.episode[row]), int(self.step[row])]
         return np.random.default_rng(np.random.SeedSequence(key))
 
@@ -80,7 +80,7 @@ def _mix(bits: Any) -> Any:
 
 
 class RandomPolicy:
-    """Uniform random actions, the same for (run seed, episode, step) whatever runs beside them.
+    """Uniform random actions that depend only on (run seed, episode, step).
 
     A declared column `action_mask` of a Discrete space is respected.
 
@@ -97,7 +97,7 @@ class RandomPolicy:
         self.action_space = action_space
 
     def act(self, ask: Ask) -> Tree:
-        """One action a row."""
+        """One action per row."""
         return self._sample(self.action_space, ask, [0])
 
     def _sample(self, space: gym.Space[Any], ask: Ask, stream: list[int]) -> Tree:
@@ -159,7 +159,7 @@ def read_answer(answer: Any, ask: Ask, space: gym.Space[Any]) -> Answer:
         raise _wrong(ask, 0, "the policy returned None instead of actions", None)
     count = len(ask)
     if isinstance(answer, list) and isinstance(space, (spaces.Dict, spaces.Tuple)):
-        answer = stack_values(answer)  # one action a slot, as an agent per environment would give them
+        answer = stack_values(answer)  # one action per slot, as an agent per environment would give them
     try:
         actions = as_columns(space, tree_map(_numpy, answer) if isinstance(answer, (dict, tuple)) else _numpy(answer))
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -25,7 +25,7 @@ _NAN = float("nan")
 class LatencyHistogram:
     """Durations in logarithmic bins, so that percentiles cost the same after ten steps and after ten billion.
 
-    A percentile is right to 2.5 %: bins are that wide, from 100 ns to 1000 s. One histogram can keep a row
+    A percentile is accurate to 2.5 %: bins are that wide, from 100 ns to 1000 s. One histogram can keep a row
     per slot.
 
     Example:
@@ -85,7 +85,7 @@ class EnvStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a set of episodes amounts to. Means are over the successful ones; failures are counted apart.
+    """Statistics of a set of episodes. Means are over the successful ones; failures are counted separately.
 
     Example:
         >>> from envfleet.rollout.episodes.episode import Rollout
@@ -179,7 +179,7 @@ class Stats:
 
 
 class StatsBuilder:
-    """Statistics of a stream: sixteen bytes an episode stay, the records can go.
+    """Statistics of a stream: keeps sixteen bytes per episode, not the records.
 
     Example:
         >>> from envfleet.rollout.episodes.episode import Rollout

@@ -1,7 +1,7 @@
 """Tickets: which episodes are to be collected, fixed before the first one starts.
 
-Ticket number k has its seed and task from k alone, and its slot from its position in the order. What is
-returned is therefore decided by the tickets, never by which episode happens to end first.
+Ticket number k has its seed and task from k alone, and its slot from its position in the order. So the
+tickets decide what is returned, never which episode ends first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ticket:
 
 
 class TicketOffice:
-    """Hands out tickets: position p belongs to slot p modulo the number of slots.
+    """Gives tickets to slots: position p belongs to slot p modulo the number of slots.
 
     Example:
         >>> office = TicketOffice(range(10, 14), num_slots=2, seed=0)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from envfleet.core.batch import Batch
 from envfleet.rollout.stats import LatencyHistogram
 
-#: What looking at rows may cost. A look takes some tens of microseconds, measured like everything else here.
+#: Share of the time that sampling rows may cost. A sample takes some tens of microseconds, and is measured too.
 SHARE = 0.003
 _FREE_LOOKS = 8  # the first are made whatever they cost, so that short collections have a verdict, too
 
@@ -68,7 +68,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """What holds the collection back, and the next move."""
+        """What limits the collection, and what to do."""
         if self.total_s == 0:
             return "nothing was collected yet"
         largest = max(self.seconds, key=lambda part: self.seconds[part])
@@ -123,12 +123,12 @@ class Clock:
         self._seen_s = self._env_s = self._slowest_s = 0.0  # waiting for the batches looked at, and two parts of it
 
     def start(self) -> None:
-        """What environments do from now on counts."""
+        """The work of environments counts from now on."""
         self._began_ns = self._busy_ns.copy()
         self.lap()
 
     def pause(self) -> None:
-        """What they do from now on is not for this collector."""
+        """The work of environments no longer counts for this collector."""
         self._worked_ns, self._began_ns = self._worked(), None
 
     def lap(self) -> float:

@@ -1,6 +1,6 @@
-"""The compiled core, when there is one: the slot life in C, its doorbell, and what may be absorbed into it.
+"""The compiled core, if there is one: the slot life in C, its doorbell, and the wrappers it may replace.
 
-`ENVFLEET_COMPILED=0` chooses the Python twin, which is the specification; so does a machine without a compiler.
+`ENVFLEET_COMPILED=0` chooses the Python version, which is the specification; so does a machine without a compiler.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from envfleet.slots.slab import Slab
 from envfleet.slots.slot_life import SlotLife, drive
 
-#: Bytes per slot for infos that travel in shared memory; larger ones go over the worker's socket.
+#: Bytes per slot for infos in shared memory; larger ones are sent over the worker's socket.
 ARENA_BYTES = 4096
 
 
 def load(name: str = "_compiled") -> Any:
-    """The compiled module of that name, or None when it is not there or not wanted."""
+    """The compiled module of that name, or None if it is missing or disabled."""
     if os.environ.get("ENVFLEET_COMPILED", "1") == "0":
         return None
     try:
         return importlib.import_module(f"envfleet.{name}")
-    except ImportError:  # built without a compiler: `status()` says so, the Python twin does the work
+    except ImportError:  # built without a compiler: `status()` says so, the Python version is used
         return None
 
 
@@ -41,11 +41,11 @@ def status() -> str:
         True
     """
     if os.environ.get("ENVFLEET_COMPILED", "1") == "0":
-        return "off (ENVFLEET_COMPILED=0): the Python twin is used"
+        return "off (ENVFLEET_COMPILED=0): the Python version is used"
     try:
         importlib.import_module("envfleet._compiled")
     except ImportError as missing:
-        return f"absent ({missing}): the Python twin is used; install again where there is a C compiler"
+        return f"absent ({missing}): the Python version is used; install again where there is a C compiler"
     return "present"
 
 
@@ -58,9 +58,9 @@ def make_runner(
     arena: np.ndarray[Any, Any] | None = None,
     interruptible: bool = False,
 ) -> Any:
-    """A compiled runner over these lives. It begins with the Python twin and arms each slot when that has settled.
+    """A compiled runner over these lives. Each slot starts with the Python life and changes to C after its first checks.
 
-    `interruptible`: it runs in the user's main thread, where a KeyboardInterrupt is the user's and not the env's.
+    `interruptible`: it runs in the user's main thread, where a KeyboardInterrupt comes from the user, not from the env.
     """
     runner: Any = None
 
@@ -120,7 +120,7 @@ def armed_parts(life: SlotLife) -> tuple[Any, ...] | None:
     """The env's step and reset below the wrappers that only count or check, and the TimeLimit among them.
 
     Exact classes of Gymnasium only, and only when skipping them changes nothing one can see: the first checks have
-    run, the first reset has been made, nothing was replaced on the instance. Others are left alone. None: not yet.
+    run, the first reset has been made, nothing was replaced on the instance. Others are kept. None: not yet.
     """
     env, limit, wrapped = life.env, 0, False
     life.time_limit = None

@@ -1,4 +1,4 @@
-"""What environments return, checked; and what they tell of themselves. Helpers of the slot life."""
+"""Checks of what environments return, and their description. Helpers of the slot life."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_many_agents(env: Any) -> bool:
 
 
 def describe(env: Any) -> dict[str, Any]:
-    """What the parent wants to know of an env: spaces, metadata, render mode, spec, declared columns."""
+    """What the parent needs to know about an env: spaces, metadata, render mode, spec, declared columns."""
     observation_space, action_space = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
         raise TypeError(f"{type(env).__name__} has no observation_space and action_space of Gymnasium")
@@ -63,7 +63,7 @@ def attribute(env: Any, name: str) -> Any:
 
 
 def task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
-    """How a task reaches this env: `reset(task=…)` if it takes that, else `set_task(…)`, else reset's options."""
+    """How a task is passed to this env: `reset(task=…)` if it takes that, else `set_task(…)`, else reset's options."""
     try:
         takes = "task" in inspect.signature(env.reset).parameters
     except (TypeError, ValueError):  # a builtin without a signature
@@ -78,7 +78,7 @@ def task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
 
 
 def unpack_result(result: Any, count: int, phase: str) -> Any:
-    """The values a step or reset returned, refused when there are not as many as there must be."""
+    """The values a step or reset returned; a wrong number of them is refused."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -91,7 +91,7 @@ def unpack_result(result: Any, count: int, phase: str) -> Any:
 
 
 def checked_info(info: Any) -> dict[str, Any]:
-    """An info, refused when it is no dict."""
+    """An info; anything but a dict is refused."""
     if not isinstance(info, dict):
         raise TypeError(f"info is {type(info).__name__}, not a dict")
     return info

@@ -1,6 +1,6 @@
-"""What to build: one factory per slot, and how factories travel to workers.
+"""What to build: one factory per slot, and how factories are sent to workers.
 
-Environments travel by value (cloudpickle), registered specs with them, so a lambda, a class of `__main__` or a notebook
+Environments are pickled by value (cloudpickle) with registered specs, so a lambda, a class of `__main__` or a notebook
 cell, and an id registered in the user's script all work in workers that never import the user's `__main__`.
 """
 
@@ -82,7 +82,7 @@ class Recipe:
     step_timeout_s: float = 60.0
     blas_threads: int | None = 1
     spec: EnvSpec | None = None
-    keep_obs: bool = True  # whether fault rows will be wanted, which tell of the last observation
+    keep_obs: bool = True  # whether fault rows, which hold the last observation, are needed
 
     @property
     def num_slots(self) -> int:
@@ -91,7 +91,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """What is being run, for messages and caches."""
+        """The name of the environment, for messages and caches."""
         return self.spec.id if self.spec else getattr(self.factories[0], "__qualname__", repr(self.factories[0]))
 
     def timeout_s(self, phase: str) -> float:
@@ -117,7 +117,7 @@ def unpack_factories(data: bytes) -> list[Factory]:
         try:
             spec = pickle.loads(blob)
         except (ImportError, AttributeError):
-            continue  # an id this worker cannot resolve only matters if it is asked for, and then gymnasium says so
+            continue  # an id this worker cannot resolve matters only if it is used, and then gymnasium says so
         gym.envs.registration.registry.setdefault(spec.id, spec)
     unique = [_load_factory(blob) for blob in blobs]
     return [unique[i] for i in index]
@@ -129,7 +129,7 @@ def _load_factory(blob: bytes) -> Factory:
     except ModuleNotFoundError as missing:
         missing.add_note(
             f"A worker could not import {missing.name!r}. Put its folder on sys.path or PYTHONPATH, "
-            "or define the environment in the script itself, from where it travels by value."
+            "or define the environment in the script itself: then it is sent by value."
         )
         raise
     assert callable(factory)
@@ -202,7 +202,7 @@ def factories_for(
         made = [resolve(env, env_kwargs)] * count
     first = made[0]
     spec = first.spec if isinstance(first, SpecFactory) and all(factory is first for factory in made) else None
-    # Slots that share a factory go on sharing it: it travels to a worker once.
+    # Slots that share a factory keep sharing it: it is sent to a worker once.
     around = {id(factory): WrappedFactory(factory, tuple(wrappers)) if wrappers else factory for factory in made}
     return tuple(around[id(factory)] for factory in made), spec
 
@@ -225,7 +225,7 @@ def _pack_registry() -> list[bytes]:
         try:
             blobs.append(cloudpickle.dumps(_portable(spec)))
         except Exception:
-            continue  # not asked for by this fleet, or its own factory's pickling has the clear error
+            continue  # not used by this fleet, or pickling its factory gives the clear error
     return blobs
 
 
@@ -238,7 +238,7 @@ def pickled(value: Any, what: str) -> bytes:
         >>> pickled(lambda: lock, "the environment factory")
         Traceback (most recent call last):
         ...
-        envfleet.errors.NotPicklable: the environment factory <lambda> cannot travel to a worker: ...
+        envfleet.errors.NotPicklable: the environment factory <lambda> cannot be sent to a worker: ...
     """
     try:
         return cloudpickle.dumps(value)  # type: ignore[no-any-return]
@@ -246,13 +246,13 @@ def pickled(value: Any, what: str) -> bytes:
         name = getattr(value, "__qualname__", None) or repr(value)
         culprit = _culprit(value) or "one of its parts"
         raise NotPicklable(
-            f"{what} {name} cannot travel to a worker: {culprit} cannot be pickled ({error}). "
+            f"{what} {name} cannot be sent to a worker: {culprit} cannot be pickled ({error}). "
             "Create it inside the callable, or use backend='thread' or 'serial'."
         ) from error
 
 
 def _culprit(value: Any, path: str = "", depth: int = 0) -> str | None:
-    """The name of the deepest captured thing that does not pickle."""
+    """The name of the innermost captured object that cannot be pickled."""
     if depth > 4:
         return None
     for name, part in _parts(value):

@@ -1,7 +1,7 @@
-"""Spaces to columns: which bytes a slot's row holds, decided once from the spaces.
+"""From spaces to columns: which bytes a slot's row holds, decided once from the spaces.
 
 A space is a tree. Its fixed-shape leaves (Box, Discrete, MultiDiscrete, MultiBinary) become columns; every other leaf
-(Text, Sequence, Graph, OneOf, a space we do not know) is a *mailbox* leaf whose Python objects travel beside the slab.
+(Text, Sequence, Graph, OneOf, a space we do not know) is a *mailbox* leaf whose Python objects are sent separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envfleet.util.text import short
 #: A cache line. Columns start on one, so that two columns never share a line.
 ALIGN = 64
 
-#: What fresh memory holds in debug mode: a value that cannot be mistaken for data.
+#: What new memory holds in debug mode: a value that is easy to recognise.
 LOUD = -4242
 
 # Row status, in the column `status`.
@@ -33,7 +33,7 @@ _FIXED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One leaf of a space: the way to it, and its row's dtype and shape (`dtype` None: a mailbox leaf)."""
+    """One leaf of a space: its path, and its dtype and shape in a row (`dtype` None: a mailbox leaf)."""
 
     path: tuple[Any, ...]
     space: gym.Space[Any]
@@ -160,8 +160,8 @@ class Layout:
         """The fixed part of a row as one record, so that a row's scalars are one memory copy.
 
         `started` counts the episodes begun in the slot; `now_…` belong to the one now running, `waiting` says that there
-        is none; `next_seed` (-1: none) and `next_task` wait for the next reset. These are the life's whole state, kept
-        here so that the compiled life and its Python twin can take turns. All else describes the transition in the row.
+        is none; `next_seed` (-1: none) and `next_task` are for the next reset. These are the whole state of the slot life,
+        kept here so that the C and the Python version can alternate. All else describes the transition in the row.
         `pending` (acted, and its transition is still open) and `over` are written for envs of many agents only.
         `step_ns`, how long the env worked for this row, and `busy_ns`, for all rows so far, are measurements, not data.
         """
@@ -213,7 +213,7 @@ class Layout:
             assert leaf.dtype is not None
             out.append((f"column/{name}", leaf.dtype, one + leaf.shape))
         if keep:
-            # Of many agents, those that wait for their turn have their last observation in `final_obs` (see JointRow).
+            # Of many agents, those that wait for their turn have their last observation in `final_obs` (see `AgentRow`).
             kinds = ("head", "obs", "final_obs") if self.agents else ("head", "obs")
             kept = [entry for entry in out if entry[0].split("/")[0] in kinds or entry[0] == "column/state"]
             kept = kept if keep_obs else [entry for entry in kept if entry[0] == "head"]

@@ -32,8 +32,8 @@ class Slab:
         self.layout = layout
         self.num_slots = num_slots
         at, self.size_bytes = layout.offsets(num_slots, keep, keep_obs)
-        # Through frombuffer, which holds on to the block: over a bare mmap the arrays below would not keep it from being
-        # unmapped, and a look at a closed fleet's rows would end the process.
+        # Through frombuffer, which keeps a reference to the block: with a bare mmap it could be unmapped while the arrays
+        # below exist, and reading the rows of a closed fleet would end the process.
         self.memory = np.zeros(self.size_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         for name, dtype, shape in layout.arrays(keep, keep_obs):
@@ -59,7 +59,7 @@ class Slab:
         self.kept = [(array, self.arrays[f"kept/{name}"]) for name, array in self.arrays.items() if f"kept/{name}" in self.arrays]
         self._kept_mail: dict[int, list[Any]] = {i: [None] * num_slots for i in self.mail["obs"]} if keep and keep_obs else {}
         self._leaf_arrays = {kind: [self.arrays.get(f"{kind}/{i}") for i in range(len(leaves))] for kind, leaves in kinds.items()}
-        # Where the value is one array, that array: most spaces are, and looking it up is on every batch's way.
+        # If the value is one array, that array: this is the usual case, and every batch looks it up.
         self._only = {
             kind: arrays[0][:, 0] if len(arrays) == 1 and arrays[0] is not None and not leaves[0].path else None
             for (kind, arrays), leaves in zip(self._leaf_arrays.items(), (self.obs_leaves, self.obs_leaves, self.action_leaves))
@@ -71,7 +71,7 @@ class Slab:
 
     @property
     def has_mail(self) -> bool:
-        """Whether any observation leaf travels beside the slab."""
+        """Whether any observation leaf is a mailbox leaf."""
         return bool(self.mail["obs"])
 
     def leaf_arrays(self, kind: str) -> list[np.ndarray[Any, Any] | None]:
@@ -116,8 +116,8 @@ class Slab:
     def keep(self, slot: int, turn: int) -> None:
         """Keep a copy of the row as it was delivered, before this turn's advance writes into it.
 
-        If the advance does not end well (its process died, its call was given up), the fault row is made from this copy, and
-        not of a row that is half written or was never delivered. Without fault rows (`on_fault="raise"`) the head is enough.
+        If the advance fails (its process died, its call was given up), the fault row is made from this copy, and not from
+        a row that is half written or was never delivered. Without fault rows (`on_fault="raise"`) the head is enough.
         """
         if not self.kept:
             return
@@ -159,7 +159,7 @@ class Slab:
         return [(group.name, list(group.indices)) for group in chosen]
 
     def clear_obs(self, slot: int) -> None:
-        """No agent is there: observations and masks of many agents become zeros."""
+        """No agent is active: observations and masks of many agents become zeros."""
         if self.layout.agents:
             for name in self.names("obs", "column"):
                 self.arrays[name][slot] = 0
@@ -210,7 +210,7 @@ class Slab:
 
 
 def make_loud(array: np.ndarray[Any, Any]) -> None:
-    """Fill an array with a value that is a bug report when it shows up in a batch."""
+    """Fill an array with a value that shows a bug when it appears in a batch."""
     if array.dtype.kind == "b":
         array[...] = True
     elif array.dtype.kind in "iu":

@@ -1,7 +1,7 @@
 """The life of a slot: the one place that steps an env, notices the end, keeps the last observation, resets with the
 next seed and task, writes the row, and turns an exception into a FAULT row.
 
-It is written as generators that *yield the calls they want made* (`(phase, function, args, kwargs)`) and are sent the
+It is written as generators that *yield the env calls to make* (`(phase, function, args, kwargs)`) and receive the
 results. A backend only decides how a call is made: `drive` makes it in this thread, the asyncio backend awaits it.
 So there is one autoreset, not one per backend.
 """
@@ -60,15 +60,15 @@ class SlotLife:
         self.on_end = on_end
         self.tasks = tasks if tasks is not None else {}
         self.env: Any = None
-        self.slab: Slab = None  # type: ignore[assignment]  # known once every env has told its spaces: see `attach`
+        self.slab: Slab = None  # type: ignore[assignment]  # known when all spaces are known: see `attach`
         self.info: Any = None  # what `keep` made of it
         self.final_info: Any = None
         self.failure: Failure | None = None
         self.options: dict[str, Any] | None = None  # of the next explicit reset only
-        self.turn = 0  # which hand-over of the slot is being worked on; set by its driver
-        self.pid = os.getpid()  # the process it belongs to: a fork of it must not speak for it
+        self.turn = 0  # the turn that is being worked on; set by its driver
+        self.pid = os.getpid()  # the process it belongs to: a forked child must not answer for it
         self.keep: Callable[[Any], Any] = snapshot_value  # how infos and mailbox objects are kept; workers pickle them
-        self.abandoned = False  # set when a stuck call was given up: whatever it returns later is not written
+        self.abandoned = False  # set when a call that hangs was given up: its later result is not written
         self.phase = "idle"
         self.runner: Any = None  # the compiled runner that drives this slot, while it does
         self.time_limit: Any = None  # the TimeLimit wrapper absorbed into it
@@ -80,10 +80,10 @@ class SlotLife:
     # -- building -----------------------------------------------------------------------------------------------
 
     def build(self) -> Calls:
-        """Construct the env, closing the one that sat here before."""
+        """Construct the env; closes the previous one."""
         if self.slab is not None:
-            # The last env's final observation may be what it failed with: an object that no parent can read would be sent
-            # along with every row until an episode ends, and each time be a fault.
+            # The last env may have failed with its final observation: an object that the parent cannot unpickle would be
+            # sent with every row until an episode ends, and be a fault each time.
             self.slab.forget_final_mail(self.slot)
         if self.env is not None:
             old, self.env = self.env, None
@@ -155,7 +155,7 @@ class SlotLife:
             yield from self.build()
             yield from self._begin()
         elif self.env is None:
-            # A new worker knows nothing of the episode that ran in the old one: it must not begin another in its name.
+            # A new worker does not know the episode of the old one: it must not start another in its place.
             raise RuntimeError("its environment is gone, and no new one was asked for")
         elif command == RESET or self._waiting[slot]:
             yield from self._begin()
@@ -202,7 +202,7 @@ class SlotLife:
         self._scored[slot, 0] = True
 
     def _take_joint_step(self, result: Any, row: Any) -> Calls:
-        """`take_step` for many agents: the same order of things, with the agent env saying what happened to each agent."""
+        """`take_step` for many agents: the same order, and the agent env says what happened to each agent."""
         slot, agent_env = self.slot, self.env
         agent_env.take(result)
         head = row.transition(agent_env)
@@ -246,7 +246,7 @@ class SlotLife:
         kwargs: dict[str, Any] = {} if seed < 0 else {"seed": seed}
         options, self.options = self.options, None
         if task >= 0:
-            # Unpickled anew for every episode: an env that changes its task cannot change the next episode's.
+            # Unpickled for every episode: an env that changes its task cannot change that of the next episode.
             value = pickle.loads(self.tasks[task])
             if self._reset_takes_task:
                 kwargs["task"] = value
@@ -282,7 +282,7 @@ class SlotLife:
         return self.info
 
     def worked_since(self, begin_ns: int) -> None:
-        """Write how long this advance took: every driver's last word."""
+        """Write how long this advance took; every driver calls this last."""
         if self.slab is not None and not self.abandoned:
             self._step_ns[self.slot] = spent_ns = time.monotonic_ns() - begin_ns
             self._busy_ns[self.slot] += spent_ns
@@ -296,7 +296,7 @@ class SlotLife:
         end_if_forked(self.pid)
 
     def check_hold(self) -> None:
-        """Before anything is written: is the row still this life's, and this process the life's own?
+        """Before anything is written: check that this life still owns the row, and that this is its own process.
 
         What an env returned is turned into rows by methods of its own (`__array__`, `__float__`, `__reduce__` …), which may
         fork as `step` may, or take so long that the slot is given up meanwhile.
@@ -316,7 +316,7 @@ class SlotLife:
         """Take over from the compiled life a step whose result is not plain; whether something is beside the row."""
         self.info = self.final_info = self.failure = None
         if self.joint is not None:
-            self.joint.read_obs(self.env)  # the compiled life has been writing them
+            self.joint.read_obs(self.env)  # the compiled life has written them
         if drive(self, self.take_step(result), unwatched, phase="step"):
             self._status[self.slot] = READY
         else:
@@ -330,7 +330,7 @@ class SlotLife:
         self._status[self.slot] = READY
 
     def reset_now(self) -> bool:
-        """The reset at an end that has a seed or a task; whether it left an info. Errors travel to the caller."""
+        """The reset at an end that has a seed or a task; whether it left an info. Errors are raised to the caller."""
         calls = self._reset_env()
         try:
             phase, function, args, kwargs = next(calls)
@@ -370,7 +370,7 @@ class SlotLife:
             self.time_limit._elapsed_steps = int(self._now_length[self.slot])
             self.time_limit = None
 
-    # -- what passes between env and row ------------------------------------------------------------------------
+    # -- between env and row ------------------------------------------------------------------------------------
 
     def read_action(self) -> Any:
         """The action in the row, as the env expects it: a copy, because envs keep what they are given."""
@@ -440,14 +440,14 @@ class SlotLife:
 def end_if_forked(pid: int) -> None:
     """End this process if it is not `pid`: an env forked, and the child came back out of the env's call.
 
-    The child has the worker's sockets and rows. If it went on, two processes would answer for one slot.
+    The child has the worker's sockets and rows. If it continued, two processes would answer for one slot.
     """
     if os.getpid() != pid:
         os._exit(1)
 
 
 def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase: str = "idle") -> bool:
-    """Make a life's calls in this thread. `enter(slot, phase)` tells the supervisor what is going on.
+    """Make a life's calls in this thread. `enter(slot, phase)` writes the pulse.
 
     Returns False when the calls failed (the row is then a FAULT row) or were given up.
     """
@@ -456,7 +456,7 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
     begin_ns = time.monotonic_ns()
     try:
         while True:
-            # Around the generator only: a StopIteration of the env (its data ran out) is a failure like any other.
+            # Only around the generator: a StopIteration of the env (no more data) is a failure like any other.
             try:
                 phase, function, args, kwargs = calls.send(result)
             except StopIteration:
@@ -469,7 +469,7 @@ def drive(life: SlotLife, calls: Calls, enter: Callable[[int, str], None], phase
                 end_if_forked(life.pid)
             if life.abandoned:
                 return False
-    except KeyboardInterrupt as error:  # the slot's env is in an unknown state, the caller decides
+    except KeyboardInterrupt as error:  # the env is in an unknown state; the caller decides
         life.fail(error)
         raise
     except BaseException as error:

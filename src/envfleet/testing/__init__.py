@@ -184,7 +184,7 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """Look."""
+        """What this process holds now."""
         return cls(
             frozenset(_fds()),
             frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
@@ -193,7 +193,7 @@ class Held:
         )
 
     def beyond(self, before: Held) -> dict[str, list[Any]]:
-        """What is here and was not there before."""
+        """What this holds beyond `before`."""
         found = {
             field.name: sorted(getattr(self, field.name) - getattr(before, field.name), key=str)
             for field in dataclasses.fields(self)
@@ -238,7 +238,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
-    """Whether a condition came true in time. For conditions of the world outside; fleets have `recv`."""
+    """Whether a condition became true in time. For conditions outside of fleets, which have `recv`."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""What every backend must do, as functions: each takes a `Start` and fails with an AssertionError where it is not so.
+"""What every backend must do, as functions: each takes a `Start` and raises AssertionError if the backend does not.
 
-`serial` is the oracle: it is the shortest, and its own rows are checked against `gymnasium.vector.SyncVectorEnv`.
+`serial` is the reference: it is the shortest, and its own rows are checked against `gymnasium.vector.SyncVectorEnv`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Informed(Counting):
         self.talk = talk
 
     def step(self, action: Any) -> Any:
-        """One further, with much to say: among it keys that other libraries read."""
+        """One step, with a large info that contains keys of other libraries."""
         result = super().step(action)
         info = {"final_obs": 1, "final_info": {}, "episode": {"r": 9.0}, "TimeLimit.truncated": True, "task": 3}
         return (*result[:4], info if self.talk else {})
@@ -195,7 +195,7 @@ def ends_keep_the_last_observation(start: Start) -> None:
 
 
 def nothing_depends_on_info(start: Start) -> None:
-    """Invariant 3: an env that fills `info` with everything gives the same rows as one that says nothing."""
+    """Invariant 3: an env that fills `info` with everything gives the same rows as one with an empty info."""
     digests = set()
     for talk in (False, True):
         with start(lambda talk=talk: Informed(talk), 3, 2) as fleet:

@@ -1,4 +1,4 @@
-"""A TCP proxy that stalls and cuts, to see what a client does when the line is bad."""
+"""A TCP proxy that delays and cuts messages, to test clients on a bad connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ChaosCounts:
 
 
 class ChaosProxy:
-    """Stands between a client and a server and, for a share of the chunks that pass, stalls or cuts.
+    """A proxy between a client and a server that delays or cuts a share of the chunks.
 
     A stalled chunk is delivered late, not lost: a client that gave up waiting and asks again on the same connection
     would read the old answer. A cut resets both sides. `calm()` ends the faults, `cut_all()` drops every

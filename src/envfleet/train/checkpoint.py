@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, checked when they are read, read without executing anything.
+"""Checkpoints: written completely or not at all, checked when they are read, read without executing code.
 
 A checkpoint is a `torch.save` file of plain values and tensors only, so that `weights_only=True` reads it. It is
-written beside its final name, flushed to the disk and renamed: a kill at any moment leaves the earlier files intact. Such a file
+written under a temporary name, flushed to the disk and renamed: a kill at any moment leaves the earlier files intact. Such a file
 is a zip archive, and the archive's comment holds the SHA-256 of all bytes before it: `torch.load` reads the file as any other.
 """
 
@@ -174,7 +174,7 @@ def _check(path: Path, data: bytes) -> None:
     body, seal = memoryview(data)[:-_SEAL_SIZE], data[-_SEAL_SIZE:]
     if seal.startswith(_SEAL):
         if seal[len(_SEAL) :] != hashlib.sha256(body).hexdigest().encode():
-            raise CheckpointDamaged(path, "its digest is not that of what was written")
+            raise CheckpointDamaged(path, "its content does not match its digest")
         return
     end = data[-_ZIP_END_SIZE:]
     if end[:4] != _ZIP_END or end[-2:] != b"\0\0":

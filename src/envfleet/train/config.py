@@ -46,8 +46,8 @@ def default_of(spec: dataclasses.Field[Any]) -> Any:
 class PPOConfig:
     """All settings of a PPO run. Frozen: what is derived from the settings is a property or a method.
 
-    What is not given comes from the preset that fits the environment, then from the plain defaults; `preset="none"` leaves
-    presets out. What is given always wins.
+    Settings that are not given come from the preset for the environment, then from the defaults; `preset="none"` uses no
+    preset. Given settings always win.
 
     Example:
         >>> config = PPOConfig(env="CartPole-v1", num_envs=8, total_steps=100_000, seed=1)
@@ -68,7 +68,7 @@ class PPOConfig:
     )
     on_fault: Literal["raise", "restart"] = _where(
         "restart",
-        "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is given up), or raise and stop",
+        "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is quarantined), or raise and stop",
     )
     columns: dict[str, Any] = _where(
         {}, "in Python: declared info columns, name -> space (`action_mask` masks actions)", cli=False
@@ -91,7 +91,7 @@ class PPOConfig:
     gae_lambda: float = _train(0.95, "lambda of the advantage estimate")
     value_coef: float = _train(0.5, "weight of the value loss")
     value_clip: float | None = _train(None, "clip range of the value function; default: not clipped")
-    max_grad_norm: float = _train(0.5, "gradients longer than this are shortened to it")
+    max_grad_norm: float = _train(0.5, "gradients are clipped to this norm")
     target_kl: float | None = _train(None, "stop the epochs of an update once the policy moved 1.5 times this far")
     normalize_advantage: bool = _train(True, "standardise advantages in every minibatch")
     normalize_obs: bool = _train(False, "scale flat observations to mean 0 and variance 1 by running statistics")
@@ -117,7 +117,7 @@ class PPOConfig:
     policies: str | dict[str, list[str]] = _train(
         "shared", "many agents: shared (one policy for all), independent (one each), or groups like red=red_0+red_1,blue=blue_0"
     )
-    centralised_critic: bool = _train(False, "many agents: critics read state() beside their agent's observation (MAPPO)")
+    centralised_critic: bool = _train(False, "many agents: critics also read state() (MAPPO)")
     self_play: bool = _train(False, "many agents: play some episodes against past policies, rated by Elo")
     self_play_pool: int = _train(8, "self-play: how many past policies are kept")
     self_play_every: int = _train(10, "self-play: updates between two that are kept")
@@ -128,19 +128,19 @@ class PPOConfig:
     on_nan: Literal["stop", "skip"] = _run("stop", "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it")
     # -- run folder ------------------------------------------------------------------------------------------------
     out: str | None = _run(None, "folder of the run: checkpoints, logs, report; default: nothing is written")
-    resume: bool = _run(False, "go on from the last checkpoint in the folder; begins anew if there is none")
+    resume: bool = _run(False, "continue from the last checkpoint in the folder; start a new run if there is none")
     restore: Literal["replay", "end"] = _run("replay", "episodes that ran at the checkpoint: replay (exact) or end them")
     checkpoint_every: int = _run(20, "updates between checkpoints; 0: only at the end")
-    keep_checkpoints: int = _run(3, "latest checkpoints kept; the best one is kept besides")
+    keep_checkpoints: int = _run(3, "latest checkpoints kept, in addition to the best one")
     eval_every: int = _run(0, "updates between evaluations during training; 0: none")
     eval_episodes: int = _run(10, "episodes of an evaluation during training")
     tensorboard: bool = _run(True, "write TensorBoard files into the run folder")
-    wandb: bool = _run(False, "log to Weights & Biases, one run whatever the number of workers")
+    wandb: bool = _run(False, "log to Weights & Biases, one run for any number of workers")
     wandb_project: str = _run("envfleet", "Weights & Biases project")
     wandb_mode: str | None = _run(None, "online, offline or disabled; default: what W&B decides")
     video_every: int = _run(0, "updates between videos of slot 0; 0: none")
     report: bool = _run(True, "write report.html into the run folder at the end")
-    preset: str = _run("auto", "tuned settings to begin from: auto (by environment), none, or a preset's name")
+    preset: str = _run("auto", "tuned settings to start from: auto (by environment), none, or a preset's name")
 
     def __init__(self, **settings: Any) -> None:
         given = {field_name(name): value for name, value in settings.items()}

@@ -153,7 +153,7 @@ class TensorBoardLogger(Logger):
 
 
 class WandbLogger(Logger):
-    """One Weights & Biases run: it lives in the trainer's process, workers know nothing of it."""
+    """One Weights & Biases run, in the trainer's process; workers do not use it."""
 
     def __init__(self, folder: str | Path | None, config: dict[str, Any], project: str, mode: Any, run_id: str | None) -> None:
         with from_extra("wandb"):

@@ -84,7 +84,7 @@ class FlatAdam:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Apply the gradient that stands in `flat.grad`."""
+        """Apply the gradient in `flat.grad`."""
         grad = self.flat.grad
         assert grad is not None
         first, second = self.betas

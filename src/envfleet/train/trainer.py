@@ -1,4 +1,4 @@
-"""`PPOTrainer`: a fleet, a collector, a learner, and everything that makes a run survive."""
+"""`PPOTrainer`: a fleet, a collector, a learner, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class PPOTrainer:
     """Trains a PPO agent on a fleet of environments.
 
     Deterministic: with one seed the weights are the same, bit for bit, on every backend and with any number of
-    workers, because nothing is drawn from anywhere but streams of the seed, and rows are always in slot order.
+    workers, because all random numbers come from streams of the seed, and rows are always in slot order.
 
     Example:
         >>> config = PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, total_steps=128, backend="serial")
@@ -358,7 +358,7 @@ class PPOTrainer:
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as closing:  # all of it, whatever of it fails
+        with ExitStack() as closing:  # close everything, even if one part fails
             closing.callback(torch.set_num_threads, self._threads)
             closing.callback(self._limits.restore_original_limits)
             if hasattr(self, "fleet"):

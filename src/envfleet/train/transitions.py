@@ -1,8 +1,8 @@
 """From rows to transitions: every agent's own sequence, as a plain `Segment` per policy.
 
 A transition of an agent begins at the step at which it acts and is closed by the step that scores it, which may come
-many rows later: others move in between, and agents die and are born. Laid one below the other, an agent's transitions are
-a column of a `Segment` like any other, so the one GAE and the one update run over them unchanged. Columns differ in
+many rows later: others move in between, and agents die and are born. The transitions of an agent form one column of a
+`Segment`, so the same GAE and the same update run over them unchanged. Columns differ in
 length; below the last transition of a column stands the observation its agent has next, whose value it is bootstrapped from.
 
 A transition that is still open when the segment ends is held and becomes the first of that agent's in the next segment:

@@ -1,7 +1,7 @@
 """Videos of slot 0, made off the step path: an episode is replayed elsewhere from its seed, task and actions.
 
 Rendering while training would slow every step of the recorded episode. An episode is fully given by what the
-trainer knows anyway, so another process plays it again at low priority and encodes it there. If the environment is not
+trainer knows anyway, so another process replays it at low priority and encodes it. If the environment is not
 deterministic the film differs from what was trained on; its return is then compared and the difference is noted.
 """
 

@@ -1,1 +1,1 @@
-"""Small things that everything else uses: trees of arrays, files, locks, JSON, threads, seeds, the machine."""
+"""Helpers that all packages use: trees of arrays, files, locks, JSON, threads, seeds, the machine."""

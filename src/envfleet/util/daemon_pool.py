@@ -1,7 +1,7 @@
 """A thread pool that never keeps the interpreter alive.
 
-The standard library's pool joins its threads at exit, for as long as that takes: one stuck call would then hang the
-program for good. These threads are daemons, and the shutdown is bounded.
+The standard library's pool joins its threads at exit, without a timeout: one call that hangs would hang the
+program forever. These threads are daemons, and the shutdown has a timeout.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DaemonPool(Executor):
                 thread.start()
 
     def grow(self) -> None:
-        """Allow one more thread: one of them is stuck for good."""
+        """Allow one more thread, because one of them hangs forever."""
         self.size += 1
 
     def shutdown(  # type: ignore[override]
@@ -97,7 +97,7 @@ class _Shared:
         self.dismissed = False
 
     def work(self) -> None:
-        """A thread's life: calls until the sentinel."""
+        """The loop of a thread: make calls until the sentinel."""
         while True:
             job = self.queue.get()
             if job is None:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: the one place where datasets and runs write, and where damaged files are kept.
+"""Files that are complete or absent: the only code that writes files of datasets and runs, and keeps damaged ones.
 
 Every error of the disk becomes a `WriteFailed` that says what could not be written and what is safe. A file that cannot
 be read is never deleted: it is kept under another name (`keep_aside`) and named in a `DamagedWarning`.
@@ -37,7 +37,7 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int
 
 
 def write_durably(path: Path, data: bytes | bytearray | memoryview, fsync: bool = True) -> None:
-    """Put a file in place whole: written beside its name, flushed to the disk, renamed.
+    """Write a file atomically: under a temporary name, flushed to the disk, renamed.
 
     Whatever happens, the file before is untouched until the rename, and nothing half-made is left.
 
@@ -113,7 +113,7 @@ def keep_aside(path: Path) -> Path:
         try:
             os.link(path, aside)  # no second copy of the data
         except FileExistsError:
-            if os.path.samefile(path, aside):  # kept already, by one who could not go on from there
+            if os.path.samefile(path, aside):  # kept already, by a process that ended after this step
                 return aside
             continue
         except OSError:  # a file system without hard links

@@ -1,4 +1,4 @@
-"""One writer at a time in a folder: a lock that ends with its process, also by SIGKILL, and names its owner."""
+"""One writer at a time in a folder: a lock that is released when its process ends, also by SIGKILL, and names its owner."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class FolderLock:
             os.ftruncate(self._file.fileno(), 0)
             self._file.write(json.dumps(about).encode())
         except OSError:
-            pass  # a full disk: held all the same, only without a name
+            pass  # a full disk: the lock is held, but without the name of its owner
 
     def close(self) -> None:
-        """Let go; idempotent."""
+        """Release it; idempotent."""
         _HELD.discard(self)
         self._file.close()
 
@@ -82,7 +82,7 @@ def _owner(path: Path) -> dict[str, Any]:
 
 
 def _watch_forks() -> None:
-    """A forked child shares our lock and would hold it after our death: it lets go of its copy at once."""
+    """A forked child shares our lock and would hold it after our end: it closes its copy at once."""
     global _watching_forks
     if not _watching_forks and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_let_go_of_copies)

@@ -90,7 +90,7 @@ class LoopThread:
         return loop
 
     def _stopped(self) -> threading.Thread | None:
-        """Tell the loop to stop and forget it; returns its thread."""
+        """Stop the loop and forget it; returns its thread."""
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None:
             _stop(loop)

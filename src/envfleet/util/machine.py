@@ -1,4 +1,4 @@
-"""What this machine grants: CPUs by affinity and cgroup quota, and how much of them is idle right now."""
+"""CPUs of this process by affinity and cgroup quota, and how much of them is idle now."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Load:
 
     @property
     def whole(self) -> int:
-        """CPUs that can be counted on: those at least half free. One is always there, if shared."""
+        """CPUs that are at least half free; at least one."""
         return max(1, min(self.cpus, math.floor(self.free + 0.5)))
 
     @property
@@ -82,7 +82,7 @@ class Load:
 
 
 class CpuWatch:
-    """Tells how busy the machine was since the last look. Linux only: elsewhere it knows nothing.
+    """Measures how busy the machine was since the last look. Linux only: elsewhere the result is None.
 
     A look reads one or two small files (about 50 µs). Idle time comes from /proc/stat, of the CPUs this process may use;
     with a quota, what the cgroup has used of it counts as well. The load average would be no help: it is a minute old.
@@ -104,7 +104,7 @@ class CpuWatch:
         self._last = sample
         cpus = usable_cpus()
         if sample.total_s - before.total_s < 0.5 * seconds * min(cpus, sample.count):
-            return None  # a file system that makes its numbers up: a sandbox's
+            return None  # wrong numbers, as in some sandboxes
         free = (sample.idle_s - before.idle_s + own_s) / seconds
         quota = cgroup_quota(self._cgroup)
         if quota is not None and sample.group_s is not None and before.group_s is not None:

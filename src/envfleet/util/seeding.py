@@ -1,4 +1,4 @@
-"""Seeds that never overlap: one stream per (run, role, slot, episode), spawned, not added up.
+"""Seeds that never overlap: one stream per (run, role, slot, episode), spawned with `SeedSequence`.
 
 `reset(seed=int)` of a fleet follows Gymnasium's convention (slot i gets seed + i) and does not come through here.
 """

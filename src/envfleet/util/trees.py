@@ -1,7 +1,7 @@
-"""Observations and actions as trees of arrays: one place that walks Dict and Tuple spaces.
+"""Observations and actions as trees of arrays: the only code that walks Dict and Tuple spaces.
 
 A tree is an array, a dict of trees or a tuple of trees, as Gymnasium's `batch_space` lays them out. What
-has no fixed shape (text, graphs, arbitrary Python values) is a leaf too: an object array, one value a row.
+has no fixed shape (text, graphs, arbitrary Python values) is a leaf too: an object array, one value per row.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def tree_stack(trees: Sequence[Tree]) -> Tree:
 def as_columns(space: spaces.Space[Any] | None, batch: Tree) -> Tree:
     """Make every leaf of a batched value an array with one row per slot.
 
-    Leaves without a fixed shape arrive as a tuple with one Python value a row and become object arrays;
-    only the space can tell such a tuple from a Tuple observation.
+    Leaves without a fixed shape arrive as a tuple with one Python value per row and become object arrays;
+    only the space distinguishes such a tuple from a Tuple observation.
     """
     if isinstance(space, spaces.Dict):
         return {key: as_columns(part, batch[key]) for key, part in space.spaces.items()}
@@ -122,7 +122,7 @@ def as_columns(space: spaces.Space[Any] | None, batch: Tree) -> Tree:
 
 
 def object_rows(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Return an object array with one value a row; NumPy would otherwise unpack sequences into more axes."""
+    """Return an object array with one value per row; NumPy would otherwise unpack sequences into more axes."""
     rows = np.empty(len(values), dtype=object)
     for position, value in enumerate(values):
         rows[position] = value

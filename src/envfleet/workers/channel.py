@@ -1,12 +1,12 @@
 """Frames over a socket pair, between the parent and one worker (or the keeper).
 
-A frame travels as numbered messages that the kernel takes and gives whole. The worker's end blocks. The parent's end
-never does: what a worker does not take is kept in an outbox, and what it sends is read meanwhile, so two full buffers
-cannot lock each other.
+A frame is sent as numbered messages, which the kernel delivers whole. The worker's end blocks. The parent's end never
+blocks: messages that a worker does not read yet are kept in an outbox, and what it sends is read meanwhile, so two full
+buffers cannot deadlock.
 
 The parent's end survives an exception between any two of its lines (Ctrl-C, a signal handler that raises). A frame is
-sent from the moment one `deque.extend` has put it into the outbox. A message is removed only after it has been dealt with;
-if that is interrupted, it is sent or read a second time, and its number gives it away.
+sent from the moment one `deque.extend` has put it into the outbox. A message is removed only after it was handled;
+if that is interrupted, it is sent or read a second time, and its number shows this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEAD = struct.Struct("=QB")  # number of the message, flags
 _FIRST, _LAST = 1, 2
 #: Bytes of a frame in one message: well below what the smallest usual socket buffer (208 KiB) takes.
 _PART = 1 << 16
-# Linux keeps the borders of messages and still tells the end of the other side; elsewhere datagrams come closest.
+# Linux has sockets that keep message boundaries and report the end of the other side; elsewhere datagrams come closest.
 _KIND = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
 #: How long `flush` waits for a worker that takes nothing.
 _PATIENCE_S = 0.2
@@ -70,7 +70,7 @@ class Channel:
         self.owner: int | None = None  # the only process that may use it, where it matters
 
     def _end_if_forked(self) -> None:
-        # Code of an env has forked, and the child came back out of it: it must neither answer nor take what is not for it.
+        # An env has forked and the child returned from the call: it must neither send nor receive.
         if self.owner is not None and os.getpid() != self.owner:
             os._exit(1)
 
@@ -117,7 +117,7 @@ class Channel:
         return int(flags)
 
     def has_frame(self) -> bool:
-        """Whether `recv` has something to say: a frame, or that the other end is gone. Not one that was sent twice."""
+        """Whether `recv` would return at once: a frame, or the end of the other side. Not for a message that was sent twice."""
         while True:
             try:
                 head = self.sock.recv(_HEAD.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -140,14 +140,14 @@ class Channel:
             if len(fds) != count:
                 raise Closed
             for fd in fds:
-                os.set_inheritable(fd, False)  # what an env starts must not keep our sockets and memory open
+                os.set_inheritable(fd, False)  # processes that an env starts must not keep our sockets and memory open
             return list(fds)
 
     @property
     def hung_up(self) -> bool:
         """Whether the other end is closed, also while frames it sent before are still to be read."""
         poller = select.poll()
-        poller.register(self.sock, getattr(select, "POLLRDHUP", 0))  # POLLHUP is always told
+        poller.register(self.sock, getattr(select, "POLLRDHUP", 0))  # POLLHUP is always reported
         return bool(poller.poll(0))
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Channel:
 
 
 class ParentChannel:
-    """The parent's end: never blocks for good. See the module's text for what an interrupt may do to it."""
+    """The parent's end: never blocks forever. See the module docstring for interrupts."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -253,7 +253,7 @@ class ParentChannel:
 
     @property
     def has_message(self) -> bool:
-        """Whether messages are in the inbox: after an interrupt, the socket does not tell of them any more."""
+        """Whether messages are in the inbox: after an interrupt, the socket does not show them any more."""
         return bool(self._inbox)
 
     def _last_read(self) -> int:
@@ -276,7 +276,7 @@ class ParentChannel:
         return None
 
     def drop(self) -> None:
-        """Remove the frame that `peek` gave: it has been dealt with."""
+        """Remove the frame that `peek` returned: it was handled."""
         while self._inbox and not self._remove() & _LAST:
             pass
 

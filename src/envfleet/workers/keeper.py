@@ -1,13 +1,13 @@
-"""The keeper: one small process per fleet (or process executor) that starts the workers and ends them, whatever happens to the parent.
+"""The keeper: one process per fleet (or process executor) that starts the workers and ends them, also if the parent is killed.
 
 It is the workers' parent process. Under "fork" it is forked from the user's process, under "forkserver" it is a fresh
 interpreter that forks workers, under "spawn" a fresh interpreter that launches fresh interpreters. Because workers are
-never started by the user's process itself, nothing imports the user's `__main__`, and a worker restarted after hours of
-training comes from a clean image.
+never started by the user's process itself, nothing imports the user's `__main__`, and a restarted worker comes from a
+clean process image.
 
 It ends everything when its socket closes or its parent process changes (so also on SIGKILL of the parent): each worker
-leads a process group of its own, which is killed whole; what an env started and detached is re-parented to the keeper,
-which kills it too.
+has its own process group, which is killed; processes that an env started and detached are re-parented to the keeper,
+which kills them too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from envfleet.workers.channel import Channel, Closed
 from envfleet.workers.protocol import FromKeeper, ToKeeper
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-#: How often the keeper looks whether its parent is still there, when the socket does not tell.
+#: How often the keeper checks whether its parent still exists, if the socket does not show it.
 _LOOK_S = 0.25
 
 
 def keeper_main(channel: Channel, parent_pid: int, method: str) -> None:
-    """The keeper's life; returns when everything it started is gone."""
+    """The keeper's main loop; returns when everything it started has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -73,13 +73,13 @@ def _serve(channel: Channel, method: str, workers: set[int], launched: dict[int,
         else:
             pid = _fork_worker(channel, fds, wake)
     except OSError as error:  # no memory, too many processes: one worker is missing, the others go on
-        channel.send(pickle.dumps((FromKeeper.REFUSED, message["ticket"], str(error))))
+        channel.send(pickle.dumps((FromKeeper.REFUSED, message["number"], str(error))))
         return
     finally:
         for fd in fds:
             os.close(fd)
     workers.add(pid)
-    channel.send(pickle.dumps((FromKeeper.STARTED, message["ticket"], pid)))
+    channel.send(pickle.dumps((FromKeeper.STARTED, message["number"], pid)))
 
 
 def _fork_worker(channel: Channel, fds: list[int], wake: tuple[int, int]) -> int:

@@ -1,4 +1,4 @@
-"""The parent's side of the keeper: start it, have it start workers, learn of their ends, end it."""
+"""The parent's side of the keeper: start it, let it start workers, read how they ended, end it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def working_folder() -> str | None:
 
 
 class Keeper:
-    """One keeper process. What it says fills `pids`, `refused` and `exits`; `gone` says that it has ended.
+    """One keeper process. Its messages fill `pids`, `refused` and `exits`; `gone` says that it has ended.
 
     Starting a worker does not wait for it: frames for it may be sent at once, its pid comes later.
     """
@@ -57,10 +57,10 @@ class Keeper:
         self.method = check_start_method(method)
         self.channel, theirs = pair()
         self.exits: dict[int, int] = {}  # pid -> exit code
-        self.pids: dict[int, int] = {}  # ticket of a start -> pid
-        self.refused: dict[int, str] = {}  # ticket of a start -> why there is no process
-        self._ticket = 0
-        self._unwanted: set[int] = set()  # tickets of workers that were given up before their pid was known
+        self.pids: dict[int, int] = {}  # number of a start -> pid
+        self.refused: dict[int, str] = {}  # number of a start -> why there is no process
+        self._last_start = 0
+        self._unwanted: set[int] = set()  # starts of workers that were given up before their pid was known
         if method == "fork":
             self.pid = self._fork(theirs)
             self._process = None
@@ -76,7 +76,7 @@ class Keeper:
 
     def _fork(self, theirs: Channel) -> int:
         parent = os.getpid()
-        # What is still in the buffers would be inherited, and printed once more by every process forked from here.
+        # What is still in the buffers would be inherited, and printed again by every process forked from here.
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -106,26 +106,26 @@ class Keeper:
             raise KeeperLost from None
 
     def request_worker(self, files: Sequence[HasFileno]) -> int:
-        """Ask for a process that runs `worker_main(*descriptors, keeper's pid)`; returns the ticket of the request."""
-        self._ticket += 1
-        self._send({"what": ToKeeper.START, "ticket": self._ticket, "num_fds": len(files)}, files)
-        return self._ticket
+        """Ask for a process that runs `worker_main(*descriptors, keeper's pid)`; returns the number of the request."""
+        self._last_start += 1
+        self._send({"what": ToKeeper.START, "number": self._last_start, "num_fds": len(files)}, files)
+        return self._last_start
 
     def start_worker(self, worker: int, files: Sequence[HasFileno], timeout_s: float = 60.0) -> int:
         """`request_worker`, and wait for its pid."""
-        ticket = self.request_worker(files)
+        number = self.request_worker(files)
         deadline = time.monotonic() + timeout_s
-        while ticket not in self.pids:
+        while number not in self.pids:
             self.poll(deadline - time.monotonic())
             if self.gone:
                 raise KeeperLost
-            if ticket in self.refused or time.monotonic() > deadline:
-                why = self.refused.get(ticket, "the process that starts workers did not answer")
+            if number in self.refused or time.monotonic() > deadline:
+                why = self.refused.get(number, "the process that starts workers did not answer")
                 raise FleetError(f"worker {worker} could not be started with {self.method!r}: {why}")
-        return self.pids[ticket]
+        return self.pids[number]
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Take in what the keeper says."""
+        """Read the keeper's messages."""
         self.channel.wait(timeout_s)
         while (frame := self.channel.peek()) is not None:
             what, key, value = pickle.loads(frame)
@@ -140,21 +140,21 @@ class Keeper:
                 self.exits[key] = value
             self.channel.drop()
 
-    def pid_of(self, ticket: int, timeout_s: float) -> int | None:
+    def pid_of(self, number: int, timeout_s: float) -> int | None:
         """The pid of a worker that was asked for; None when there is none, or it does not become known in time."""
         deadline = time.monotonic() + timeout_s
-        while ticket not in self.pids:
+        while number not in self.pids:
             left = deadline - time.monotonic()
-            if left <= 0 or self.gone or ticket in self.refused:
+            if left <= 0 or self.gone or number in self.refused:
                 return None
             self.poll(left)
-        return self.pids[ticket]
+        return self.pids[number]
 
-    def wanted_pid(self, ticket: int, timeout_s: float) -> int | None:
+    def wanted_pid(self, number: int, timeout_s: float) -> int | None:
         """`pid_of` a worker that is to be ended. One whose pid does not become known in time is killed when it does."""
-        pid = self.pid_of(ticket, timeout_s)
+        pid = self.pid_of(number, timeout_s)
         if pid is None:
-            self._unwanted.add(ticket)
+            self._unwanted.add(number)
         return pid
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
@@ -177,7 +177,7 @@ class Keeper:
         except (ProcessLookupError, PermissionError):
             try:
                 os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):  # it has ended; the keeper will tell how
+            except (ProcessLookupError, PermissionError):  # it has ended; the keeper will report how
                 return
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Everything that parent, keeper and workers say to each other over their channels, by name.
+"""All messages between parent, keeper and workers over their channels, by name.
 
-A frame between parent and worker begins with one byte that says what it is. ADVANCE and DONE are on the step path and carry
-arrays; everything else is pickled. Rows travel in frames only for `pipe`; with `shm` and the compiled core slots travel through
-rings (`compiled/exchange.c`), and only what is beside a row comes here.
+A frame between parent and worker begins with one byte for its kind. ADVANCE and DONE are on the step path and carry arrays;
+everything else is pickled. Frames contain rows only for `pipe`; with `shm` and the compiled core slot numbers go through
+rings (`compiled/exchange.c`), and frames carry only side parts: infos, mailbox objects and failures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ToWorker:
     TASKS = "tasks"  # id -> pickled task
     OPTIONS = "options"  # slot -> options of the next reset
     MAIL = "mail"  # leaf -> slot -> object: actions that are no arrays
-    CALL = "call"  # slot, ticket, phase, name, args, kwargs: call the env's interface
+    CALL = "call"  # slot, number of the call, phase, name, args, kwargs: call the env's interface
     FORGET = "forget"  # slot: its env was moved to the parent
     RUN = "run"  # function: call it with a way to ask the parent, reply RAN; for process executors
     ANSWER = "answer"  # the answer to ASKED
@@ -42,7 +42,7 @@ class FromWorker:
     """Names of replies of a worker."""
 
     BUILT = "built"  # slot, description or Failure
-    CALLED = "called"  # slot, ticket, answer or Failure
+    CALLED = "called"  # slot, number of the call, answer or Failure
     CLOSED = "closed"  # slot, Failure: its close has failed
     RAN = "ran"  # result or Failure
     ASKED = "asked"  # a question of a function that runs; it waits for ANSWER
@@ -53,14 +53,14 @@ class ToKeeper:
     """Names of messages to the keeper: pickled dicts, the name under "what"."""
 
     SETUP = "setup"  # path: sys.path of the parent
-    START = "start"  # ticket, num_fds: start a worker; its descriptors follow
+    START = "start"  # number of the start, num_fds: start a worker; its descriptors follow
 
 
 class FromKeeper:
     """Names of messages of the keeper: pickled (name, key, value)."""
 
-    STARTED = "started"  # ticket, pid
-    REFUSED = "refused"  # ticket, why
+    STARTED = "started"  # number of the start, pid
+    REFUSED = "refused"  # number of the start, why
     EXIT = "exit"  # pid, exit code
 
 

@@ -1,4 +1,4 @@
-"""Memory without a name: shared between parent and workers by file descriptor, gone when the last holder is.
+"""Memory without a name: shared between parent and workers by file descriptor, freed when the last of them ends.
 
 Nothing appears in /dev/shm, so nothing can be left there, whichever process is killed.
 """
@@ -33,7 +33,7 @@ def anonymous_file(name: str) -> int:
 
 
 def owned(fd: int) -> io.FileIO:
-    """An object that closes a descriptor once, however often it is asked to and wherever that is interrupted."""
+    """An object that closes a descriptor exactly once, also after interrupts and repeated calls."""
     return io.FileIO(fd, "r+b")
 
 
@@ -79,7 +79,7 @@ class Segment:
 def _mapped(fd: int, size_bytes: int) -> Any:
     """The file's bytes as a buffer that is unmapped when the last array over it is gone.
 
-    Not `mmap.mmap`: that keeps a descriptor of its own open for as long as anyone looks at the memory.
+    Not `mmap.mmap`: that keeps a descriptor of its own open as long as the memory is in use.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype, libc.munmap.restype = ctypes.c_void_p, ctypes.c_int
@@ -90,7 +90,7 @@ def _mapped(fd: int, size_bytes: int) -> Any:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot map {size_bytes} bytes of shared memory: {os.strerror(number)}")
     buffer = (ctypes.c_ubyte * size_bytes).from_address(address)
-    # At exit the process's end unmaps; doing it earlier would pull the memory from under arrays still in use.
+    # At exit the end of the process unmaps it; earlier, arrays may still use the memory.
     weakref.finalize(buffer, libc.munmap, address, size_bytes).atexit = False
     return buffer
 
@@ -105,12 +105,12 @@ class SharedMap:
     exchange_bytes: int = 0  # 0: no compiled doorbell, slots travel over sockets
     arena_bytes: int = 0  # per slot
     spin_s: float = 0.004
-    spare: int = 0  # 1: the parent has a share beside the workers', see `ProcessBackend`
+    spare: int = 0  # 1: the parent has a share of its own, see `ProcessBackend`
     keep_obs: bool = True  # see Slab.keep
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """The size of the whole memory in bytes."""
         return self.slab_bytes + self.exchange_bytes + self.arena_bytes * self.num_slots
 
     def open(self, compiled: Any, segment: Segment, me: int, board: Any = None) -> tuple[Any, np.ndarray[Any, Any]]:
@@ -133,8 +133,8 @@ class SharedMap:
 class Pulse:
     """What a worker is doing right now: (slot, phase, since when), written by it, read by the supervisor.
 
-    Three int64 per worker. A torn read costs one late or early look at the clock, never a wrong kill: a worker is only
-    ended when two looks in a row show the same call past its deadline.
+    Three int64 per worker. A torn read makes one check late or early, but never kills a worker wrongly: a worker is ended
+    only when two checks in a row show the same call past its deadline.
     """
 
     def __init__(self, words: np.ndarray[Any, Any]) -> None:
@@ -148,7 +148,7 @@ class Pulse:
         return [cls(block[i]) for i in range(num_workers)]
 
     def enter(self, slot: int, phase: str) -> None:
-        """Say what is about to be done (`slot` -1: nothing)."""
+        """Write what is done next (`slot` -1: nothing)."""
         words = self.words
         words[2] = time.monotonic_ns()
         words[1] = _PHASE_NUMBERS[phase]

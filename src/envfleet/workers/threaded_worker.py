@@ -1,10 +1,10 @@
 """A worker process whose slots do not wait for each other: every slot has a thread of its own.
 
 An env is only ever touched by its slot's thread, from its constructor to its close. The main thread takes the parent's
-messages and hands the slots out. Waking many threads at once makes them fight for the interpreter's lock, so slots whose
-steps are quick are woken one by another: a thread that is done wakes the next, and the last tells the parent of all. A
-slot that was slow the last time is woken at once and told of by its own thread; one that turns out to be slow is passed
-by after a millisecond. So a slow step delays the others by that much, once.
+messages and distributes the slots. Many threads woken at once compete for the interpreter lock. So slots with quick steps
+are woken one after another: a thread that is done wakes the next, and the last one reports all of them to the parent. A
+slot that was slow the last time is woken at once and reported by its own thread. If a quick slot becomes slow, the next
+one is woken after a millisecond. So a slow step delays the others by that much, once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envfleet.workers.shared_memory import Pulse
 from envfleet.workers.worker import Worker, drive_here
 
 _QUICK_S = 0.001
-_TOGETHER = 16  # told of in one message
+_TOGETHER = 16  # reported in one message
 
 
 class LockedChannel(Channel):
@@ -34,7 +34,7 @@ class LockedChannel(Channel):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel.sock)
-        self._sent, self._got = channel._sent, channel._got  # it goes on where the other one was
+        self._sent, self._got = channel._sent, channel._got  # it continues the numbers of the other one
         self.owner = channel.owner
         self._sending = threading.Lock()
 
@@ -45,7 +45,7 @@ class LockedChannel(Channel):
 
 
 class SharingWorker(Worker):
-    """See the module's text."""
+    """The slots of this process, each with its own thread."""
 
     def __init__(self, channel: Channel, pulse_fd: int, start: dict[str, Any]) -> None:
         slots = start["slots"]
@@ -54,11 +54,11 @@ class SharingWorker(Worker):
         self._runners: dict[int, Any] = {}
         self._turn = threading.Lock()  # for all below
         self._slow = set(slots)  # took longer than _QUICK_S the last time; the first call builds an env
-        self._alone: set[int] = set()  # out, and told of by their own threads
+        self._alone: set[int] = set()  # out, and reported by their own threads
         self._queue: deque[int] = deque()  # quick ones, to be woken one after another
         self._running = -1  # the quick one that runs now
-        self._passed = 0  # how often the turn was passed on
-        self._done: list[int] = []  # quick ones that are done and not told of yet
+        self._passed = 0  # how often the next slot was woken
+        self._done: list[int] = []  # quick ones that are done and not reported yet
         super().__init__(LockedChannel(channel), pulse_fd, start)
 
     def _build(self, start: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class SharingWorker(Worker):
         super()._build(start)
 
     def pulse_of(self, slot: int) -> Pulse:
-        """The slot's own."""
+        """The pulse of this slot."""
         return self._pulses[slot]
 
     def _build_one(self, life: SlotLife) -> None:
@@ -101,7 +101,7 @@ class SharingWorker(Worker):
         before = time.perf_counter()
         self._advance_one(slot)
         slow = time.perf_counter() - before > _QUICK_S
-        tell: list[int] = []
+        report: list[int] = []
         with self._turn:
             if slow:
                 self._slow.add(slot)
@@ -109,14 +109,14 @@ class SharingWorker(Worker):
                 self._slow.discard(slot)
             if slot in self._alone:
                 self._alone.discard(slot)
-                tell = [slot]
+                report = [slot]
             else:
                 self._done.append(slot)
                 self._pass_on()
                 if self._running < 0 or len(self._done) >= _TOGETHER:
-                    tell, self._done = self._done, []
-        if tell:
-            self._report(tell)
+                    report, self._done = self._done, []
+        if report:
+            self._report(report)
 
     def _advance_one(self, slot: int) -> None:
         life, runner = self.lives[slot], self._runners.get(slot)
@@ -129,7 +129,7 @@ class SharingWorker(Worker):
             life.fail_in(error, "step")
 
     def _pass_on(self) -> None:
-        """Wake the next of the quick ones, if there is one. The turn's lock is held."""
+        """Wake the next of the quick ones, if there is one. The lock is held."""
         self._passed += 1
         self._running = self._queue.popleft() if self._queue else -1
         if self._running >= 0:
@@ -138,7 +138,7 @@ class SharingWorker(Worker):
     # -- the main thread ----------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Take messages until close; look now and then whether the slot that runs holds up the others."""
+        """Read messages until close; check regularly whether the running slot delays the others."""
         poller = select.poll()
         poller.register(self.channel.sock, select.POLLIN)
         seen = -1
@@ -153,16 +153,16 @@ class SharingWorker(Worker):
                 return
 
     def _pass_by(self, seen: int) -> int:
-        """Let a slot that has run since the last look go on alone, and the others go on without it."""
-        tell: list[int] = []
+        """If a slot has run since the last check, let it run on its own and wake the next one."""
+        report: list[int] = []
         with self._turn:
             if self._running >= 0 and self._passed == seen:
                 self._alone.add(self._running)
-                tell, self._done = self._done, []
+                report, self._done = self._done, []
                 self._pass_on()
             seen = self._passed
-        if tell:
-            self._report(tell)
+        if report:
+            self._report(report)
         return seen
 
     def _advance(self, frame: bytes) -> None:

@@ -1,6 +1,6 @@
-"""A worker process: runs many slots, one after another, as the parent's frames say (`envfleet.workers.protocol`).
+"""A worker process: runs many slots, one after another, on the parent's commands (`envfleet.workers.protocol`).
 
-What an env made is pickled by itself inside side parts and replies, so that what the parent cannot read concerns its slot only.
+Values from an env are pickled separately inside side parts and replies: one that the parent cannot read affects its slot only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REPORT_EACH_S = 50e-6
 
 
 def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
-    """The worker's life: serve until the parent says close or is gone."""
+    """The worker's main loop: serve until the parent closes or is gone."""
     settle(keeper_pid, sock_fd, pulse_fd, stack_fd)
     faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
     channel = Channel(socket.socket(fileno=sock_fd))
@@ -58,8 +58,8 @@ def settle(keeper_pid: int, *fds: int) -> None:
     """What every worker process does first: end with its keeper, keep its descriptors and the parent's Ctrl-C apart."""
     die_with(keeper_pid)
     for fd in fds:
-        os.set_inheritable(fd, False)  # a child of the env that outlives us must not hide our end from the parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it tells us what to do
+        os.set_inheritable(fd, False)  # a child of the env must not keep our socket open after our end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -70,7 +70,7 @@ class Worker:
         self.channel = channel
         sys.path[:] = start["path"]
         if start["cwd"]:
-            with contextlib.suppress(OSError):  # a folder that is gone meanwhile: an env that needs it will say so
+            with contextlib.suppress(OSError):  # the folder no longer exists: an env that needs it will raise
                 os.chdir(start["cwd"])
         self.by_value: bool = start["by_value"]
         self.words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
@@ -88,7 +88,7 @@ class Worker:
     def _limit_threads(self, count: int | None) -> None:
         if count is None:
             return
-        # Threads of BLAS and OpenMP times workers is the commonest way to be slower than one process.
+        # BLAS and OpenMP threads times workers is the most common reason to be slower than one process.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = str(count)
         import threadpoolctl
@@ -110,7 +110,7 @@ class Worker:
         for slot in start["slots"]:
             life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks, AGENTS)
             life.options = start["options"].get(slot)
-            life.keep = dump_value  # what cannot travel fails in the life, with its phase and step
+            life.keep = dump_value  # what cannot be pickled fails in the life, with its phase and step
             if not start["build"]:
                 continue  # restarted worker: each env is built when its slot is sent
             self._build_one(life)
@@ -151,7 +151,7 @@ class Worker:
 
     def _advance(self, frame: bytes) -> None:
         if not self.by_value and self.channel.hung_up:
-            raise Closed  # given up, but not dead yet: the rows it shares are another worker's
+            raise Closed  # given up, but not dead yet: another worker owns the shared rows
         slots = self._unpack(frame)
         done: list[int] = []
         before = time.perf_counter()
@@ -189,7 +189,7 @@ class Worker:
             return
         try:
             self.runner.advance(slot, life.turn)
-        except BaseException as error:  # not the env's failure, which is in the row: something in our own life
+        except BaseException as error:  # not a failure of the env, which is in the row: an error in the slot life itself
             life.fail_in(error, "step")
 
     def _report(self, done: list[int]) -> None:
@@ -248,7 +248,7 @@ class Worker:
         return True
 
     def _attach(self, layout: Layout, num_slots: int, map_: SharedMap | None) -> None:
-        """Take the rows: this process's own for `pipe`, the shared ones for `shm`, with the doorbell behind them."""
+        """Set up the rows: this process's own for `pipe`, the shared ones for `shm`, with the doorbell behind them."""
         compiled = compiled_core.load()
         arena = None
         if map_ is None:
@@ -256,7 +256,7 @@ class Worker:
         else:
             segment = Segment(self.channel.recv_fds(1)[0], map_.size_bytes)
             if self.channel.hung_up:
-                raise Closed  # the rings it shares are another worker's by now
+                raise Closed  # another worker owns the shared rings by now
             self.slab = Slab(layout, num_slots, segment.map, fill=False, keep_obs=map_.keep_obs)
             if map_.exchange_bytes:
                 self.exchange, arena = map_.open(compiled, segment, me=self.index)
@@ -270,7 +270,7 @@ class Worker:
         words = self.pulse.words
         self.runner = compiled_core.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
 
-    def _call(self, slot: int, ticket: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call(self, slot: int, number: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pulse = self.pulse_of(slot)
         answer: Failure | bytes
         try:
@@ -280,7 +280,7 @@ class Worker:
             answer = Failure.of(error, phase)
         finally:
             pulse.enter(-1, "idle")
-        self._reply(FromWorker.CALLED, slot, ticket, answer)
+        self._reply(FromWorker.CALLED, slot, number, answer)
 
     def pulse_of(self, slot: int) -> Pulse:
         """The pulse of this slot."""

@@ -17,7 +17,7 @@ from envfleet.util.jsonable import to_jsonable
 from envfleet.util.trees import Tree, object_rows, stack_values, tree_leaves, tree_length
 
 VERSION = 1
-#: The columns of every dataset that hold one value an episode, and their Arrow types.
+#: The columns of every dataset that hold one value per episode, and their Arrow types.
 _SCALARS = {
     "id": "int64",
     "env_name": "string",

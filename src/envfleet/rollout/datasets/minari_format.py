@@ -115,7 +115,7 @@ def _check_sums(folder: Path) -> None:
     found = _sums(folder)
     for name, digest in written.items():
         if found.get(name) != digest:
-            raise DatasetDamaged(folder / name, "its digest is not that of what was written")
+            raise DatasetDamaged(folder / name, "its content does not match its digest")
 
 
 def _buffer(rollout: Rollout) -> Any:

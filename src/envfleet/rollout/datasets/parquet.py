@@ -1,4 +1,4 @@
-"""A dataset directory of Parquet shards that neither a kill nor a full disk can spoil.
+"""A dataset directory of Parquet shards that stays readable after a kill or a full disk.
 
 Parquet files are readable only once closed, so finished episodes first go to the tail (`tail.py`), where each is checked
 and committed by itself. A full tail is rewritten as a sealed shard (`seal.py`) and then removed. Readers such as pandas skip
@@ -262,4 +262,4 @@ def _locked(directory: Path) -> FolderLock:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise WriteFailed(directory, error, "nothing was changed") from error
-        raise DatasetError(f"{directory} cannot be made ({error}): give a directory one can write to") from error
+        raise DatasetError(f"{directory} cannot be made ({error}): give a writable directory") from error

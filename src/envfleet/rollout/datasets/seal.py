@@ -1,7 +1,7 @@
 """Parquet shards with a digest of the whole file inside.
 
 Parquet's own page checksums cover neither page headers nor the footer, so a changed bit there can change values
-without a word. The footer may hold free text, and there goes the seal: the SHA-256 of the whole file, of the footer,
+silently. The footer may hold free text; it holds the seal: the SHA-256 of the whole file, of the footer,
 and a CRC-32 of every row group, all computed with the seal's own digits as zeros. Any Parquet reader ignores it. It travels
 with the file, and one rename puts both in place. A spare copy of the footer is before it, where no reader looks: without a
 footer nothing of a Parquet file can be read.
@@ -36,7 +36,7 @@ def sealed_shard(batches: list[Any]) -> bytearray:
     """The bytes of a Parquet file with these record batches, sealed."""
     pa = arrow()
     table = pa.Table.from_batches(batches).combine_chunks()
-    # A few megabytes a row group: readers hold one group at a time.
+    # A few megabytes per row group: readers hold one group at a time.
     rows = max(1, min(1024, (8 << 20) * len(table) // max(1, table.nbytes)))
     groups = b"%08x" % -(-len(table) // rows)
     sink = pa.BufferOutputStream()
@@ -91,7 +91,7 @@ def check_seal(file: BinaryIO, path: Path) -> bool:
     if ends.place < 0 and not ends.has_key:
         return False
     if ends.place < 0 or ends.part(_CRC, _SHA) != _whole_digest(file, ends.begin + ends.place + _CRC):
-        raise DatasetDamaged(path, "its digest is not that of what was written")
+        raise DatasetDamaged(path, "its content does not match its digest")
     return True
 
 

@@ -119,7 +119,7 @@ def read_old_tail(path: Path) -> tuple[list[Any], bool]:
 def _warn_unchecked(directory: Path) -> None:
     warnings.warn(  # the same text for every file: shown once
         f"{directory} has files that were written before datasets had checksums: they are read, but damage to them would "
-        "not be noticed (Rollouts.load(…).save(…) writes them anew)",
+        "not be noticed (Rollouts.load(…).save(…) writes them with checksums)",
         UncheckedWarning,
         stacklevel=2,
     )

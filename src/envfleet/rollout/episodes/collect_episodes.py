@@ -25,10 +25,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class EpisodeRun:
-    """One call of `episodes`: slots work off their tickets, finished episodes come out in ticket order.
+    """One call of `episodes`: slots collect their tickets, finished episodes are yielded in ticket order.
 
-    A slot is idle (no ticket), seated (a ticket, acting), held (a ticket whose turn is too far ahead of the
-    oldest unfinished one) or gone (quarantined).
+    A slot is idle (no ticket), acting (on a ticket), held (its ticket is too far ahead of the oldest
+    unfinished one) or gone (quarantined).
     """
 
     def __init__(self, collector: Collector, office: TicketOffice, ordered: bool, yield_failed: bool) -> None:
@@ -37,7 +37,7 @@ class EpisodeRun:
         self.ordered, self.yield_failed = ordered, yield_failed
         num_slots = self.fleet.num_envs
         self.history = History(num_slots)
-        self.seated: dict[int, Ticket] = {}
+        self.acting: dict[int, Ticket] = {}
         self.coming: dict[int, Ticket] = {}  # assigned ahead: the automatic reset will begin it
         self.held: dict[int, Ticket] = {}  # begun (reset) but not yet acting
         self.idle: set[int] = set(self.fleet.runnable().tolist())
@@ -50,7 +50,7 @@ class EpisodeRun:
             )
         for slot in gone:
             office.close_slot(slot)
-        self.done: dict[int, Rollout | None] = {}  # place in the output → episode, or None: it failed for good
+        self.done: dict[int, Rollout | None] = {}  # position in the output → episode, or None: all attempts failed
         self.next_position = 0  # in the output
         self._num_done = 0
         self._started = np.zeros((num_slots, 2))  # [slot] time of day and perf_counter
@@ -75,7 +75,7 @@ class EpisodeRun:
                 self._take(engine.receive())
                 self._seat_and_act()
         except FaultError as error:  # on_fault="raise": the episode of that slot failed, the others are given up
-            if self.seated.pop(error.fault.slot, None) is not None:
+            if self.acting.pop(error.fault.slot, None) is not None:
                 self.ledger.fail(f"{error.fault.kind} in {error.fault.phase}")
             raise
         finally:
@@ -96,17 +96,17 @@ class EpisodeRun:
             if rollout is None:
                 continue
             if rollout.error is None:
-                self.ledger.use()  # before the caller sees it: what it holds is used, also if it never comes back
+                self.ledger.use()  # before the caller gets it: it counts as used even if the caller stops here
             yield rollout
 
     def _free(self) -> Ints:
         """Slots that have a ticket and wait for an action."""
         out = self.engine.out
-        return np.array(sorted(slot for slot in self.seated if not out[slot]), dtype=np.int64)
+        return np.array(sorted(slot for slot in self.acting if not out[slot]), dtype=np.int64)
 
     def _act(self, slots: Ints) -> None:
         obs, columns = self.history.now(slots)
-        tickets = [self.seated[slot] for slot in slots.tolist()]
+        tickets = [self.acting[slot] for slot in slots.tolist()]
         answer, version = self.engine.ask(
             obs=obs,
             slots=slots,
@@ -150,7 +150,7 @@ class EpisodeRun:
             for slot in slots[cut].tolist():
                 history.steps["truncated"][slot, history.position[slot] - 1] = True
         for slot in slots[ended | cut].tolist():
-            ticket = self.seated.pop(slot)
+            ticket = self.acting.pop(slot)
             self._put(ticket, self._record(slot, ticket))
         # Where a ticket was assigned ahead the environment has begun it already.
         begun = ended & np.array([slot in self.coming for slot in slots.tolist()], dtype=np.bool_)
@@ -179,7 +179,7 @@ class EpisodeRun:
 
     def _failed(self, slot: int, gone: bool, wants: dict[int, Ticket]) -> None:
         """A slot's environment failed in the middle of its ticket."""
-        ticket = self.seated.pop(slot)
+        ticket = self.acting.pop(slot)
         reason, fault = self.engine.reason(slot)
         again = ticket.attempt <= self.collector.max_retries
         self.ledger.fail(reason, retried=again)
@@ -231,7 +231,7 @@ class EpisodeRun:
             if good:
                 self._infos.setdefault(slot, []).append(dict(final if ended and at_end else info))
 
-    # -- seats --
+    # -- tickets for slots --
 
     def _fill(self) -> None:
         """Give idle slots tickets: at the beginning, and when a lost slot left some behind."""
@@ -255,7 +255,7 @@ class EpisodeRun:
             again: dict[int, Ticket] = {}
             for row in np.flatnonzero(~good).tolist():
                 slot = int(slots[row])
-                self.seated[slot] = tickets[row]
+                self.acting[slot] = tickets[row]
                 self.ledger.start()
                 self.history.position[slot] = 0
                 self._failed(slot, gone=int(batch.status[row]) == QUARANTINED, wants=again)
@@ -278,7 +278,7 @@ class EpisodeRun:
         for slot, ticket in zip(slots.tolist(), tickets):
             self.held[slot] = ticket
             if self.fleet.on_end == "reset":
-                # Assigned anew also if it was before: a rebuild or an explicit reset used the seed up.
+                # Assigned again even if it was before: a rebuild or an explicit reset has used the seed.
                 following = self.coming.pop(slot, None) or self.office.take(slot)
                 if following is not None:
                     ahead[slot] = following
@@ -292,15 +292,15 @@ class EpisodeRun:
         """Let held slots act whose ticket is near enough now."""
         last = self.next_position + self.collector.max_ahead
         for slot in [slot for slot, ticket in self.held.items() if ticket.position < last]:
-            self.seated[slot] = self.held.pop(slot)
+            self.acting[slot] = self.held.pop(slot)
             self.ledger.start()
 
     def _give_up(self) -> None:
-        """The caller has left: what runs and what it did not take is dropped, and counted."""
-        self.ledger.drop("unfinished when the caller stopped", len(self.seated))
+        """The caller stopped: running and unread episodes are dropped, and counted."""
+        self.ledger.drop("unfinished when the caller stopped", len(self.acting))
         not_taken = sum(rollout is not None and rollout.error is None for rollout in self.done.values())
         self.ledger.drop("finished but not taken", not_taken)
-        self.seated.clear()
+        self.acting.clear()
         self.done.clear()
 
 

@@ -1,4 +1,4 @@
-"""`Rollout`: the record of one episode. `Rollouts`: a list of them with the questions one asks a list."""
+"""`Rollout`: the record of one episode. `Rollouts`: a list of them with statistics, digests and files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Rollout:
         return _tensors(self.arrays() | {"dones": self.dones}, self.env_name, device)
 
     def digest(self) -> str:
-        """SHA-256 of what happened (data, seed, task, env name), not of times and places."""
+        """SHA-256 of the data, seed, task and env name, without times and slots."""
         sha = hashlib.sha256()
         for path, leaf in tree_leaves(self.arrays()):
             if leaf.dtype == object:

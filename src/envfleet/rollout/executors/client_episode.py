@@ -33,7 +33,7 @@ CALL_ERRORS = (Exception, SystemExit)
 
 @dataclass(frozen=True)
 class Rules:
-    """How an executor treats every rollout; the constructor arguments of the executors."""
+    """The rules for every rollout; the constructor arguments of the executors."""
 
     on_error: OnError = "raise"
     max_retries: int = 3
@@ -51,7 +51,7 @@ class Rules:
 
     @property
     def max_attempts(self) -> int:
-        """How often one rollout may be begun."""
+        """How often one rollout may be started."""
         return 1 + (self.max_retries if self.on_error == "retry" else 0)
 
     def pause_s(self, attempt: int, draw: float) -> float:
@@ -62,7 +62,7 @@ class Rules:
 
 @dataclass
 class Stop:
-    """What ends a collection early; unlike an event it can travel."""
+    """Ends a collection early; unlike an event it can be pickled."""
 
     wanted: bool = False
 
@@ -118,7 +118,7 @@ class OnThread:
 
     @asynccontextmanager
     async def turn(self, throttle: Throttle, client: Any) -> AsyncIterator[None]:
-        """Block until there is a turn."""
+        """Block until the throttle allows a request."""
         with throttle.request(client):
             yield
 
@@ -153,16 +153,16 @@ class OnLoop:
             return None, error
 
     def turn(self, throttle: Throttle, client: Any) -> AbstractAsyncContextManager[None]:
-        """Wait for a turn; other rollouts go on."""
+        """Wait until the throttle allows a request; other rollouts continue."""
         return throttle.request_async(client)
 
     async def pause(self, seconds: float) -> None:
-        """Sleep; other rollouts go on."""
+        """Sleep; other rollouts continue."""
         await asyncio.sleep(seconds)
 
 
 class Stopped(Exception):
-    """The collection was given up while this rollout ran."""
+    """The collection was cancelled while this rollout ran."""
 
 
 def collect_on_thread(job: Job, rules: Rules, throttle: Throttle, bridge: Callable[[Awaitable[Any]], Any]) -> Rollout:
@@ -202,7 +202,7 @@ class ClientEpisode:
             if job.from_factory and callable(close := getattr(client, "close", None)):
                 await self.place.call(close)  # the episode is complete: an error in closing must not undo it
             final = rollout.error is None or attempt >= self.rules.max_attempts or job.stop.wanted
-            # A wrong answer is the agent's code being wrong: asking again would only be slower.
+            # A wrong answer is a bug of the agent: a retry would not help.
             if final or (isinstance(rollout.error, AgentFailed) and rollout.error.__cause__ is None):
                 return rollout
             await self.place.pause(self.rules.pause_s(attempt, random.random()))
@@ -245,7 +245,7 @@ class ClientEpisode:
     async def _ask_client(
         self, client: Any, parse: Callable[[Any], StepResult], step: int, *action: Any, awaited: bool | None = None
     ) -> tuple[StepResult, float]:
-        """Call step, or reset without an action; also gives how many seconds it took, without the wait for a turn."""
+        """Call step, or reset without an action; also returns how many seconds it took, without the wait for the throttle."""
         phase = "step" if action else "reset"
         try:
             function = client.step if action else partial(client.reset, **self.job.reset_arguments(client))
@@ -281,7 +281,7 @@ def _contains(space: Any, action: Any) -> bool:
         return True
     try:
         return bool(contains(action))
-    except Exception:  # spaces raise at what they cannot compare: that is no action of theirs either
+    except Exception:  # spaces raise for values they cannot compare: these are not valid actions either
         return False
 
 

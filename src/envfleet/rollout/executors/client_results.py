@@ -1,4 +1,4 @@
-"""What an environment client answers, in the dialects in use, as one form."""
+"""The results of environment clients, in the known formats, as one record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepResult(NamedTuple):
 
 
 class NotAResult(ValueError):
-    """The client answered with something that is in none of the known forms."""
+    """The client returned something that is in none of the known formats."""
 
 
 def parse_reset(raw: Any) -> StepResult:
@@ -63,7 +63,7 @@ def parse_step(raw: Any) -> StepResult:
 
 
 def own(value: Any) -> Any:
-    """Copy arrays inside a value: environments like to write into the array they returned before."""
+    """Copy arrays inside a value: some environments write into the array they returned before."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) is dict:
@@ -83,7 +83,7 @@ def _from_openenv(raw: Any) -> StepResult:
 
     has_obs = isinstance(raw, dict) or hasattr(raw, "observation")
     info = get("info") or get("metadata") or {}
-    # OpenEnv has one flag; servers that know better say so in the metadata.
+    # OpenEnv has one flag; some servers give the other in the metadata.
     truncated = bool(get("truncated")) or (isinstance(info, dict) and bool(info.get("truncated")))
     return StepResult(
         obs=get("observation") if has_obs else raw,

@@ -82,7 +82,7 @@ def listed(options: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 class RolloutExecutor:
-    """What the thread, async and process executors share: the rules of a rollout, order, errors, giving up."""
+    """What the thread, async and process executors share: the rules of a rollout, order, errors, cancelling."""
 
     executor: Any  # the pool: a concurrent.futures.Executor whose `shutdown` is bounded
     inline_agent = False
@@ -145,7 +145,7 @@ class RolloutExecutor:
             while (rollout := done.get()) is not None:
                 yield rollout
             ended = True
-        finally:  # also when the caller stops iterating, or on Ctrl-C: no rollout goes on unseen
+        finally:  # also when the caller stops iterating, or on Ctrl-C: no rollout keeps running
             if not ended and jobs:
                 jobs[0].stop.wanted = True  # also for a collection that was interrupted while it was submitted
             if not ended and collection is not None:
@@ -180,7 +180,7 @@ class RolloutExecutor:
             done(None)
 
     async def _run(self, job: Job, place: OnLoop) -> Rollout:
-        """Run one job; whatever happens to it, there is a record of it."""
+        """Run one job; there is always a record of it."""
         try:
             async with self._in_use.request_async(job.client):
                 if self._can_await(job):
@@ -210,9 +210,9 @@ class RolloutExecutor:
             raise
 
     def shutdown(self, wait: bool = True, timeout_s: float | None = None, timeout: float | None = None) -> bool:
-        """Take no more work and, with `wait`, join threads and processes; True when all have ended.
+        """Accept no more work and, with `wait`, join threads and processes; True when all have ended.
 
-        Bounded by the timeout, and fine to call twice.
+        Limited by the timeout; may be called twice.
         """
         self._closed = True
         limit = timeout_s if timeout_s is not None else timeout
@@ -236,9 +236,9 @@ def _lost(job: Job, error: BaseException) -> Rollout:
 
 @contextmanager
 def policy_places(jobs: Sequence[Job], concurrency: int) -> Iterator[Callable[[], None]]:
-    """Tell a batched policy how many episodes can ask at once, before the first of them starts; gives what to call at each end.
+    """Count the episodes that can ask a batched policy, before the first one starts; returns what to call at each end.
 
-    Counting each episode only when it starts would send the first few off in batches of one.
+    If each episode were counted when it starts, the first batches would have size one.
     """
     agents = {id(job.agent): job.agent for job in jobs if isinstance(job.agent, BatchedPolicy)}
     if len(agents) != 1 or not all(isinstance(job.agent, BatchedPolicy) for job in jobs):
@@ -267,15 +267,15 @@ class ParallelEnvironmentExecutor(RolloutExecutor):
     """Collect rollouts from environment clients on threads.
 
     A client is anything with `reset()` and `step(action)`, sync or `async def`, in Gymnasium's, old gym's or
-    OpenEnv's dialect; a callable that returns one is a factory and is called (and closed) per rollout.
+    OpenEnv's format; a callable that returns one is a factory: it is called per rollout, and its client closed.
 
     Args:
         num_workers: rollouts that run at once, one thread each; `max_workers` is the same.
         on_error: "raise" lets all others finish, then raises `RolloutsFailed` with them inside; "skip"
-            returns failed rollouts with their `error`; "retry" begins a failed rollout again, up to
+            returns failed rollouts with their `error`; "retry" starts a failed rollout again, up to
             `max_retries` times.
         max_retries, backoff_s, max_backoff_s, jitter: pauses before retries, doubling, spread by ± jitter.
-        max_rate, max_in_flight: limits on requests per server (or per client that shows no address).
+        max_rate, max_in_flight: limits on requests per server (or per client without an address).
         rollout_timeout_s: checked between steps.
         check_actions: refuse actions outside the client's `action_space`, when it has one.
 
@@ -314,9 +314,8 @@ class AsyncParallelExecutor(RolloutExecutor):
 
     `await collect_rollouts(...)` runs on the caller's loop, `run(...)` and `run_iter(...)` on one of its own, so that they
     work from sync code. Clients and agents that are not `async def` run on the executor's own threads, as many as
-    `num_workers` (`max_concurrency` is the same); quick calls share a hop to a thread and back. `inline_agent=True` calls a sync agent on the loop
-    itself, which saves that hop; such an agent must never block. The other arguments are those of
-    `ParallelEnvironmentExecutor`.
+    `num_workers` (`max_concurrency` is the same). `inline_agent=True` calls a sync agent on the loop itself, which saves
+    a thread switch; such an agent must never block. The other arguments are those of `ParallelEnvironmentExecutor`.
 
     Example:
         >>> class Client:

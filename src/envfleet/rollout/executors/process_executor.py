@@ -102,7 +102,7 @@ class ProcessWorkers(DaemonPool):
 
     def __init__(self, max_workers: int) -> None:
         self._keeper: Keeper | None = None
-        self._lock = threading.Lock()  # the keeper is not made for threads: one at a time talks to it
+        self._lock = threading.Lock()  # the keeper is not thread-safe: one thread at a time uses it
         self._page = Segment.create(64)  # a worker's pulse and stacks go here; nothing reads them
         self._idle: list[WorkerProcess] = []
         self._num_started, self._ended = 0, False
@@ -171,7 +171,7 @@ class ProcessWorkers(DaemonPool):
         with self._lock:
             if self._keeper is None:
                 return "the executor was shut down"
-            code = self._keeper.exit_code(worker.pid, 0.2)  # its end may be a moment younger than its hanging up
+            code = self._keeper.exit_code(worker.pid, 0.2)  # its socket may close shortly before it ends
             if code is None:
                 self._keeper.kill(worker.pid)
                 code = self._keeper.exit_code(worker.pid, 2.0)
@@ -192,19 +192,19 @@ class ProcessWorkers(DaemonPool):
     __del__ = _close
 
     def shutdown(self, wait: bool = True, **options: Any) -> bool:  # type: ignore[override]
-        """Wait for running calls, at most the timeout; then end every process, for good."""
+        """Wait for running calls, at most the timeout; then end every process."""
         ended = super().shutdown(wait, **options)
         self._close()  # a thread that still waits for a worker sees it end
         return ended or super().shutdown(wait=True, timeout=2.0)
 
 
 def packed(answer: tuple[Any, BaseException | None]) -> bytes:
-    """What a policy answered, for its worker, which waits for it: of what cannot travel, the text."""
+    """The answer of a policy for the waiting worker; what cannot be pickled is sent as text."""
     try:
         data: bytes = cloudpickle.dumps(answer)
     except Exception as why:
         action, error = answer
-        text = f"{type(error).__name__}: {error}" if error is not None else f"the action {action!r} cannot travel ({why})"
+        text = f"{type(error).__name__}: {error}" if error is not None else f"the action {action!r} cannot be sent ({why})"
         data = pickle.dumps((None, RuntimeError(text)))
     return data
 
@@ -212,7 +212,7 @@ def packed(answer: tuple[Any, BaseException | None]) -> bytes:
 class ProcessParallelExecutor(RolloutExecutor):
     """Collect rollouts in worker processes.
 
-    `clients` are factories: callables that build a client, called in the worker. Agents travel by value, once
+    `clients` are factories: callables that build a client, called in the worker. Agents are pickled by value, once
     per worker; a `BatchedPolicy` stays here and is asked over the workers' sockets. Request limits
     (`max_rate`, `max_in_flight`) cannot be kept across processes and are refused.
 
@@ -236,7 +236,7 @@ class ProcessParallelExecutor(RolloutExecutor):
     iter_rollouts = RolloutExecutor.run_iter
 
     def _completed(self, jobs: Sequence[Job]) -> Iterator[Rollout]:
-        """Pack all jobs before any starts: what cannot travel is the caller's error, not a rollout's."""
+        """Pickle all jobs before any starts: what cannot be pickled is an error of the call, not of one rollout."""
         return super()._completed([replace(job, client=self._packed(job)) for job in jobs])
 
     def _packed(self, job: Job) -> Call:
@@ -286,11 +286,11 @@ def run_rollout(job: Job, rules: Rules, agent: Any) -> Rollout:
 
 
 def dumps(value: Any, what: str) -> bytes:
-    """Pickle by value, or say what cannot travel."""
+    """Pickle by value, or say what cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(value)
         return data
     except Exception as error:
         raise NotPicklable(
-            f"{what} cannot travel to a worker process ({type(error).__name__}: {error}); give a factory that builds it there"
+            f"{what} cannot be sent to a worker process ({type(error).__name__}: {error}); give a factory that builds it there"
         ) from error

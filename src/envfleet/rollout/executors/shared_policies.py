@@ -38,14 +38,14 @@ class ThreadSafeAgent:
         return getattr(self.agent, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ThreadSafeAgent, (self.agent,)  # a lock cannot travel; the other process makes its own
+        return ThreadSafeAgent, (self.agent,)  # a lock cannot be pickled; the other process makes its own
 
 
 class BatchedPolicy:
     """`policy(obs_batch) -> actions`, called once for all episodes that are waiting for an action.
 
-    Pass it to an executor in place of `agent_fn`. A batch is sent off when `max_batch` observations wait,
-    when every running episode waits (nothing more can come), or when the oldest has waited `max_wait_s`.
+    Pass it to an executor in place of `agent_fn`. The policy is called when `max_batch` observations wait,
+    when every running episode waits, or when the oldest observation has waited for `max_wait_s`.
     Observations are stacked as arrays (dicts and tuples part by part); actions are read back row by row.
 
     Example:
@@ -189,7 +189,7 @@ def _wake(questions: list[_Question]) -> None:
 
 
 def split_rows(actions: Any, count: int) -> list[Any]:
-    """Take a batch of actions apart, one per row; a batch of another size is an error."""
+    """Split a batch of actions, one per row; a batch of another size is an error."""
     detach = getattr(actions, "detach", None)
     if callable(detach):  # a PyTorch tensor, wherever it lives
         actions = detach().cpu().numpy()
@@ -197,5 +197,5 @@ def split_rows(actions: Any, count: int) -> list[Any]:
         return [tree_rows(actions, row) for row in range(count)]
     if not hasattr(actions, "__len__") or len(actions) != count:
         got = f"{len(actions)} actions" if hasattr(actions, "__len__") else repr(actions)
-        raise BadArgument(f"the policy was given {count} observations and returned {got}; one action a row is needed")
+        raise BadArgument(f"the policy was given {count} observations and returned {got}; one action per row is needed")
     return list(actions)

@@ -1,7 +1,7 @@
 """Sync calls of an event loop, handed to threads together.
 
-A hop to a thread and back costs about 0.1 ms, a quick agent a hundredth of that. Calls that become ready in the same turn
-of the loop therefore share one hop; when they turn out to be slow, more threads take from the same queue, up to one each.
+A switch to a thread and back costs about 0.1 ms, a quick agent a hundredth of that. Calls that become ready in the same
+iteration of the loop therefore share one thread; if they are slow, more threads take from the same queue, up to one each.
 The loop itself is never blocked, and an agent that blocks delays only its own episode.
 """
 
@@ -19,7 +19,7 @@ Outcome = tuple[Any, BaseException | None]
 Call = tuple["asyncio.Future[Outcome]", Callable[..., Any], tuple[Any, ...]]
 Answer = tuple["asyncio.Future[Outcome]", Outcome]
 
-#: What one thread may take on, and how long answers may wait for each other: some ten hops' worth.
+#: How long one thread may work, and how long answers may wait for each other: about ten thread switches.
 SHARE_S = 0.001
 
 
@@ -55,7 +55,7 @@ class Handover:
         return future
 
     def _hand_over(self) -> None:
-        """Start threads for what waits, and look again: if it still waits then, it is slower than it was."""
+        """Start threads for the waiting calls, and check again: if they still wait then, they are slower than before."""
         self._handing = False
         waiting = len(self._waiting)
         if not waiting:

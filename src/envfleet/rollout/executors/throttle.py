@@ -15,7 +15,7 @@ from envfleet.errors import BadArgument
 
 
 def server_of(client: Any) -> Hashable:
-    """Name what a client talks to: its address when it shows one, else the client itself."""
+    """The server of a client: its address if it has one, else the client itself."""
     for name in ("base_url", "server_url", "url"):
         address = getattr(client, name, None)
         if isinstance(address, str):
@@ -24,7 +24,7 @@ def server_of(client: Any) -> Hashable:
 
 
 class Throttle:
-    """At most `max_rate` requests a second and `max_in_flight` at once, for every server apart.
+    """At most `max_rate` requests per second and `max_in_flight` at a time, for each server.
 
     Example:
         >>> throttle = Throttle(max_rate=1000.0, max_in_flight=2)
@@ -57,7 +57,7 @@ class Throttle:
 
     @contextmanager
     def request(self, client: Any) -> Iterator[None]:
-        """Wait for a turn, hold it for the length of the block."""
+        """Wait for a permit and hold it during the block."""
         key = self._key(client)
         turn = self._enter(key)
         try:
@@ -94,7 +94,7 @@ class Throttle:
             return start - now
 
     def _enter(self, key: Hashable) -> Future[None] | None:
-        """Take a turn (None), or return a future that is done when the turn was handed over."""
+        """Take a permit (None), or return a future that is done when the permit was passed on."""
         if self.max_in_flight is None:
             return None
         with self._lock:
@@ -107,7 +107,7 @@ class Throttle:
             return turn
 
     def _leave(self, key: Hashable, turn: Future[None] | None) -> None:
-        """Hand the turn to the next one. A wait that was interrupted may have had its turn at the same moment, or not."""
+        """Pass the permit to the next waiter. An interrupted wait may have got its permit at the same moment, or not."""
         if self.max_in_flight is None or (turn is not None and turn.cancel()):
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Collecting [T, B] segments over a fleet: the loop behind `Collector.segment`, and how a checkpoint gets back into it."""
+"""Collecting [T, B] segments over a fleet: the loop behind `Collector.segment`, and how a checkpoint restores it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALL = slice(None)
 
 
 class SegmentRun:
-    """Slots that never stop: every segment continues where the last one ended.
+    """Slots that run without a stop: every segment continues where the last one ended.
 
     Every slot makes exactly T steps a segment in every mode, so the data of a slot do not depend on how fast the others
     are. Episode e of slot b has the seed of (run, "segment", b, e) and the task number e * B + b.
@@ -202,7 +202,7 @@ class SegmentRun:
         answer, version = self.engine.ask(
             obs=tree_rows(self.obs, here),
             slots=slots,
-            episode=self.episode[own] * count + slots,  # the number by which tasks are dealt, too
+            episode=self.episode[own] * count + slots,  # the number that also selects the task
             step=segment.step[here],
             task=[self.fleet.task_value(task) for task in self.task[own]] if self.tasks is not None else [],
             columns=columns,
@@ -222,7 +222,7 @@ class SegmentRun:
         return np.zeros((*self.segment.reward.shape, *rows.shape[1:]), rows.dtype)
 
     def _take(self, batch: Batch) -> None:
-        """Write down what came of a step, and begin what is next."""
+        """Write the results of a step, and start what is next."""
         segment, slots, status = self.segment, batch.slots, batch.status
         here, own = self._where(slots)
         scored = status == READY
@@ -322,7 +322,7 @@ class SegmentRun:
             self.fates.setdefault(group.name, []).append(fate)
 
     def _close(self, segment: Segment) -> None:
-        """Write what is known at the end only: ends in order, and the observations to go on from."""
+        """Write what is known only at the end: the ends in order, and the bootstrap observations."""
         if self.ends:
             place, returns, lengths, last = tree_concatenate(self.ends)
             order = np.argsort(place)
@@ -395,11 +395,11 @@ class SegmentRun:
         }
 
     def restore(self, stored: dict[str, Any], how: str = "replay") -> Ints:
-        """Go back to where `state` was taken; give the slots whose running episodes had to be ended.
+        """Restore what `state` returned; returns the slots whose running episodes had to be ended.
 
         Every slot is reset with the seed of its running episode and plays the stored actions again. The observation it
         arrives at is compared with the stored one, bit for bit. Where they differ the environment is not determined by
-        its seed, and the episode is ended there. `how="end"` ends all of them.
+        its seed, and the episode is ended. `how="end"` ends all of them.
         """
         self.episode[:] = stored["episode"]
         self.ledger.load(stored["ledger"])

@@ -1,4 +1,4 @@
-"""`Segment`: T steps of B slots as arrays, the form learning wants.
+"""`Segment`: T steps of B slots as arrays, for learning.
 
 Axes have these letters here and everywhere: T steps of a slot, B slots, K ends within the segment.
 """
@@ -25,8 +25,8 @@ class Segment:
     `obs[t, b]` is what the policy saw, `action[t, b]` what it answered, and `reward`, `terminated`,
     `truncated` what came of it. Where an episode ended at (t, b), `obs[t + 1, b]` already belongs to the
     next episode; the observation the ended episode stopped at is the row of `final_obs` that `end_index`
-    lists (t, b) for. `bootstrap_obs[b]` follows the last step. Rows with `scored` False are no transitions
-    (a fault, a reset row) and must not be learned from.
+    lists (t, b) for. `bootstrap_obs[b]` follows the last step. Rows with `scored` False are not
+    transitions (a fault, a reset row) and must not be learned from.
 
     Example:
         >>> segment = Segment.empty(2, 3, obs=np.zeros((3, 4)), action=np.zeros(3, dtype=np.int64))

@@ -263,3 +263,27 @@ def test_what_make_is_told():
     with pytest.raises(BadArgument, match="unknown client options"):
         make_remote("http://127.0.0.1:1", num_envs=2, nonsense=3)
     assert RemoteBackend.name == "remote"
+
+
+class Ordered(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(
+        pos=gymnasium.spaces.Box(-9, 9, (2,)),
+        goal=gymnasium.spaces.Dict(z=gymnasium.spaces.Box(-9, 9, (1,)), a=gymnasium.spaces.Discrete(2)),
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"pos": np.float32([1, 2]), "goal": {"z": np.float32([3]), "a": 1}}, {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, True, False, {}
+
+
+def test_parts_of_a_dict_keep_their_order():
+    """A network reads them one after another: in another order it would take one for the other."""
+    with Server(Ordered, port=0, max_sessions=1, backend="thread") as server, make_remote(server.url, 1) as fleet:
+        assert list(fleet.single_observation_space) == ["pos", "goal"]
+        assert list(fleet.single_observation_space["goal"]) == ["z", "a"]
+        obs = fleet.reset(seed=0).obs
+        assert list(obs) == ["pos", "goal"] and list(obs["goal"]) == ["z", "a"]

@@ -1,3 +1,5 @@
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -368,3 +370,69 @@ def test_one_stream_at_a_time():
             collector.segment(1)
         stream.close()
         assert len(collector.collect(3) + collector.collect(2)) == 5
+
+
+class Endless(Counting):
+    """Never ends, and fails after 20 steps."""
+
+    def reset(self, **kwargs):
+        self.left = 20
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.left -= 1
+        if not self.left:
+            raise ValueError("planted")
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, False, info
+
+
+@pytest.mark.parametrize("mode, order", [("sync", "ticket"), ("async", "ticket"), ("sync", "finish")])
+def test_a_lost_slot_far_behind_does_not_end_the_collection(mode, order):
+    with ef.make([Endless, Counting], backend="serial", on_fault="restart") as fleet:
+        collector = Collector(fleet, random_actions=True, seed=0, max_ahead=2, max_retries=5, mode=mode)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LedgerWarning)
+            got = [rollout.episode for rollout in collector.episodes(40, order=order)]
+    assert sorted(got) == list(range(40))
+    assert not collector.ledger.dropped
+
+
+class _Extras:
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def act(self, ask):
+        value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
+        actions = np.zeros(len(ask), np.int64)
+        return actions if value is None else (actions, {"logp": np.broadcast_to(value, (len(ask), *np.shape(value)))})
+
+
+@pytest.mark.parametrize("values", [(1, 0.5), (0.5, None), (None, 0.5), (0.5, np.zeros(2))])
+@pytest.mark.parametrize("what", ["episodes", "segment"])
+def test_extras_stay_what_they_were_in_the_first_answer(values, what):
+    with ef.make(Counting, 2, backend="serial") as fleet:
+        collector = Collector(fleet, _Extras(*values), seed=0)
+        with pytest.raises(AgentFailed, match=r"extras were .* and are .* now"):
+            collector.collect(3) if what == "episodes" else collector.segment(8)
+
+
+class FailsFirstReset(Counting):
+    has_failed = False
+
+    def reset(self, *, seed=None, options=None):
+        if options and options.get("task") == 1 and not FailsFirstReset.has_failed:
+            FailsFirstReset.has_failed = True
+            raise ValueError("planted")
+        return super().reset(seed=seed)
+
+
+def test_an_episode_whose_reset_failed_has_no_observation():
+    FailsFirstReset.has_failed = False
+    with ef.make(FailsFirstReset, 1, backend="serial", on_fault="restart", on_end="wait") as fleet:
+        collector = Collector(fleet, random_actions=True, seed=0, tasks=[0, 1, 0], max_retries=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LedgerWarning)
+            failed = [rollout for rollout in collector.episodes(3, yield_failed=True) if rollout.error is not None]
+    assert [rollout.task for rollout in failed] == [1]
+    assert len(failed[0].observations) == len(failed[0].rewards) == 0

@@ -5,11 +5,12 @@ import sys
 import textwrap
 import threading
 
+import numpy as np
 import psutil
 import pytest
 
 from envfleet.errors import BadArgument, FleetClosed, NotPicklable
-from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, WorkerLost
+from envfleet.rollout import BatchedPolicy, ParallelRolloutCollector, ProcessParallelExecutor, WorkerLost
 from envfleet.rollout.executors.process_executor import Call, ProcessWorkers, dumps
 from tests.support.rollout_clients import Counter
 
@@ -185,3 +186,19 @@ def test_what_an_environment_started_ends_with_its_worker():
         pid = rollout.observations[-1]
         assert psutil.pid_exists(pid)
     assert gone(pid)
+
+
+class Learning:
+    weight = 1
+
+    def __call__(self, obs, done):
+        return self.weight
+
+
+def test_an_agent_that_learned_between_two_calls_acts_as_it_is_now():
+    agent = Learning()
+    with ProcessParallelExecutor(num_workers=2) as executor:
+        for weight in (1, 3, 2):
+            agent.weight = weight
+            rollouts = executor.run([factory(3), factory(2)], agent)
+            assert [set(np.asarray(rollout.actions).tolist()) for rollout in rollouts] == [{weight}, {weight}]

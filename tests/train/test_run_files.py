@@ -15,10 +15,19 @@ import pytest
 import torch
 
 from envfleet.cli.main import main
-from envfleet.errors import CheckpointDamaged, CheckpointError, DamagedWarning, FolderBusy, TrainingStopped, WriteFailed
+from envfleet.errors import (
+    BadArgument,
+    CheckpointDamaged,
+    CheckpointError,
+    DamagedWarning,
+    FolderBusy,
+    TrainingStopped,
+    WriteFailed,
+)
 from envfleet.train import PPOTrainer, load_agent
 from envfleet.train.checkpoint import Checkpoints, _plain, read
 from envfleet.train.loggers import TableLogger, read_rows
+from envfleet.train.run_folder import RunFolder
 from tests.support.system import child_env, file_limit
 from tests.support.training import Poisoned, config
 
@@ -341,3 +350,21 @@ def test_a_real_full_disk(tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     lines = [line for line in done.stderr.splitlines() if "No space left" in line]
     assert len(lines) == 3 and "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_written_into_the_folder_is_refused_before_training(tmp_path):
+    with pytest.raises(BadArgument, match=r"env_kwargs=.* cannot be written into the run folder \(PosixPath"):
+        PPOTrainer(config(out=str(tmp_path / "run"), env_kwargs={"render_mode": tmp_path}))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("value", [np.array([1.0, 2.0]), float("nan"), (1, 2)])
+def test_a_run_whose_settings_are_arrays_or_nan_is_resumed(tmp_path, value):
+    first = config(out=str(tmp_path / "run"), env=Poisoned, env_kwargs={"extra": value}, total_steps=64)
+    folder = RunFolder(first)
+    assert folder.open() is None
+    folder._refuse_other_run(first.to_dict())  # the same settings
+    other = {**first.to_dict(), "env_kwargs": {"extra": 7}}
+    with pytest.raises(CheckpointError, match="another run"):
+        folder._refuse_other_run(other)
+    folder._lock.close()

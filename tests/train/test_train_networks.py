@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -324,3 +327,62 @@ def test_nan_is_found_with_its_row():
         Policy(net, 4, None).choose(observation)
     assert caught.value.rows == [2]
     Policy(net, 4, None, skip_nan=True).choose(observation)
+
+
+def _net(arch="markov"):
+    return ActorCritic(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), NetworkConfig(arch=arch))
+
+
+def _triple(net):
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(3.0)
+
+
+def test_an_unpickled_network_follows_its_own_weights():
+    inputs, fresh = {"vector": torch.randn(1, 3, 4)}, torch.zeros(1, 3, dtype=torch.bool)
+
+    def pickled_after_use():
+        net = _net()
+        net(inputs, net.initial_state(3), fresh)
+        return pickle.dumps(net)
+
+    for _ in range(20):  # the address of a parameter that is gone is likely to be used again
+        net = pickle.loads(pickled_after_use())
+        assert net._actor_end.in_numpy._seen == [] and net._actor_end.in_numpy._layers == []  # no view travelled as a copy
+        before = net(inputs, net.initial_state(3), fresh)
+        _triple(net)
+        after = net(inputs, net.initial_state(3), fresh)
+        assert not torch.equal(before.actions, after.actions) and not torch.equal(before.value, after.value)
+
+
+def test_a_replaced_parameter_is_used():
+    net = _net()
+    inputs, fresh = {"vector": torch.randn(1, 3, 4)}, torch.zeros(1, 3, dtype=torch.bool)
+    net(inputs, net.initial_state(3), fresh)
+    net.actor_head.weight = torch.nn.Parameter(torch.zeros_like(net.actor_head.weight))
+    assert net(inputs, net.initial_state(3), fresh).actions.abs().max() == 0
+
+
+@pytest.mark.parametrize("arch", ["markov", "memory"])
+@pytest.mark.parametrize("how", ["in place", "flattened", "deepcopy", "pickle"])
+def test_a_policy_acts_with_the_weights_its_network_has_now(arch, how, way):
+    policy = Policy(_net(arch), 3, None)
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    policy.choose(obs)
+    if how == "flattened":
+        flatten_parameters(policy.net)
+    elif how != "in place":
+        policy = copy.deepcopy(policy) if how == "deepcopy" else pickle.loads(pickle.dumps(policy))
+    _triple(policy.net)
+    state = np.zeros_like(policy.state) if policy.remembers else None
+    outputs, _ = policy._run({"vector": obs}, state)
+    hidden = torch.zeros(3, policy.state.shape[1])
+    wanted, _ = policy.net.act({"vector": torch.from_numpy(obs)}, hidden)
+    np.testing.assert_allclose(outputs, wanted.detach().numpy(), atol=1e-5)
+
+
+def test_a_network_in_double_precision_still_runs():
+    net = _net().double()
+    out = net({"vector": torch.randn(1, 3, 4, dtype=torch.float64)}, net.initial_state(3), torch.zeros(1, 3, dtype=torch.bool))
+    assert out.actions.dtype == torch.float64

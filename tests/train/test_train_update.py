@@ -250,3 +250,17 @@ def test_normalisers_come_back_from_their_state():
     one(np.ones((5, 2)), np.zeros((5, 2), bool))
     two.load(one.state())
     assert (one(np.ones((5, 2)), np.zeros((5, 2), bool)) == two(np.ones((5, 2)), np.zeros((5, 2), bool))).all()
+
+
+@pytest.mark.parametrize("arch", ["markov", "memory"])
+def test_an_update_in_which_no_row_counts_changes_nothing(arch):
+    net = ActorCritic(VECTOR, spaces.Discrete(2), NetworkConfig(arch=arch, state_size=8))
+    config = PPOConfig(preset="none", num_envs=4, num_steps=8, num_minibatches=2, on_nan="skip", arch=arch)
+    learner = Learner(net, config, 4, np.random.default_rng(0))
+    before = learner.flat.detach().clone()
+    segment = make_segment()
+    segment.obs[:] = np.nan
+    losses = learner.learn(segment, NOW)
+    assert losses["explained_variance"] == 0.0
+    if arch == "markov":
+        assert torch.equal(before, learner.flat)

@@ -280,13 +280,13 @@ def _put(info: dict[str, Any], key: str, value: Any, row: int, count: int) -> No
         plain = kind.dtype.kind in "biuf" and not isinstance(value, (list, tuple, dict))
         info[key] = np.zeros((count, *kind.shape), kind.dtype) if plain else np.full(count, None, object)
         info[f"_{key}"] = np.zeros(count, bool)
-    try:
-        info[key][row] = value
-    except (TypeError, ValueError):  # not of the shape the first env gave: keep what is there, as objects
+    is_object = info[key].dtype == object
+    fits = is_object or (np.shape(value) == info[key].shape[1:] and np.can_cast(np.asarray(value).dtype, info[key].dtype))
+    if not fits:  # of another shape or type than the first env's: keep what is there, as objects
         kept = np.full(count, None, object)
         kept[:] = list(info[key])
         info[key] = kept
-        info[key][row] = value
+    info[key][row] = value
     info[f"_{key}"][row] = True
 
 

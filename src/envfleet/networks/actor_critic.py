@@ -189,7 +189,7 @@ class _Dense:
         self.in_numpy = NumpyLayers(self.modules)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cpu":
+        if x.device.type == "cpu" and x.dtype == torch.float32:
             return self.in_numpy.learn(x)
         for module in self.modules:
             x = module(x)

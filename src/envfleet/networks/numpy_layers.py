@@ -48,15 +48,20 @@ class NumpyLayers:
                 self._kinds.append(nn.Linear)
             else:
                 self._kinds[-1] = type(module)
-        self._seen = 0
+        self._seen: list[int] = []  # where the parameters were when `_layers` was made
         self._parameters: list[torch.Tensor] = []
         self._layers: list[tuple[Array, Array, type[nn.Module]]] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Arrays over the parameters' memory would be copies elsewhere, and another tensor may have its address there.
+        return {**self.__dict__, "_seen": [], "_parameters": [], "_layers": []}
+
     def layers(self) -> list[tuple[Array, Array, type[nn.Module]]]:
         """(transposed weight, bias, activation) of every layer."""
-        where = self._linear[0].weight.data_ptr() if self._linear else 0
-        if where != self._seen:  # moved, once, when the parameters became views of one flat tensor
-            self._parameters = [one for layer in self._linear for one in (layer.weight, layer.bias)]
+        parameters = [one for layer in self._linear for one in (layer.weight, layer.bias)]
+        where = [one.data_ptr() for one in parameters]
+        if where != self._seen:  # moved: when the parameters became views of one flat tensor, or were replaced
+            self._parameters = parameters
             arrays = [one.detach().numpy() for one in self._parameters]
             self._layers = [(w.T, b, kind) for w, b, kind in zip(arrays[::2], arrays[1::2], self._kinds)]
             self._seen = where
@@ -76,7 +81,7 @@ class NumpyLayers:
         layers = self.layers()
         flat = x.reshape(-1, x.shape[-1])
         y: torch.Tensor = _Node.apply(flat, layers, *self._parameters)  # type: ignore[no-untyped-call]
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], self._linear[-1].out_features)
 
 
 class _Node(torch.autograd.Function):

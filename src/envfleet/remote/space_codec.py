@@ -11,6 +11,7 @@ or `obs` unless the environment says otherwise with a class attribute (plain dat
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -205,7 +206,9 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
     """The inverse of `space_to_json`."""
     kind = data["space"]
     if kind == "Dict":
-        return spaces.Dict({key: space_from_json(inner) for key, inner in data["spaces"].items()})
+        return spaces.Dict(
+            OrderedDict((key, space_from_json(inner)) for key, inner in data["spaces"].items())
+        )  # a dict is sorted
     if kind == "Tuple":
         return spaces.Tuple([space_from_json(inner) for inner in data["spaces"]])
     if kind == "Discrete":

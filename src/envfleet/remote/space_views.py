@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import string
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -228,8 +229,8 @@ def _schema_space(schema: Mapping[str, Any], part: str) -> tuple[spaces.Space[An
             return space, None if isinstance(space, spaces.Dict) else next(iter(properties))
         if not properties:
             raise BadArgument(f"/schema gives the server's {part} no fields: use the text modes, or pass schema=")
-        fields = {key: _space(value, described, f"{part}.{key}") for key, value in properties.items()}
-        return spaces.Dict(fields), None
+        fields = ((key, _space(value, described, f"{part}.{key}")) for key, value in properties.items())
+        return spaces.Dict(OrderedDict(fields)), None  # a dict would be sorted
     except BadArgument:
         raise
     except _UNREADABLE as error:
@@ -269,7 +270,7 @@ def _space(field: Mapping[str, Any], root: Mapping[str, Any], where: str) -> spa
         return text(int(field.get("maxLength", 4096)), min_length=0, charset=CHARSET)
     if kind == "object" and field.get("properties"):
         inner = field["properties"].items()
-        return spaces.Dict({key: _space(value, root, f"{where}.{key}") for key, value in inner})
+        return spaces.Dict(OrderedDict((key, _space(value, root, f"{where}.{key}")) for key, value in inner))
     shape, item = _array_shape(field, root)
     if shape and item == "number":
         return spaces.Box(-np.inf, np.inf, shape, np.float64)

@@ -42,6 +42,7 @@ class Engine:
         self._acted = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         self._groups: deque[Ints] = deque()
         self.out = np.zeros(fleet.num_envs, dtype=np.bool_)  # [slot] sent, not yet received
+        self._first: tuple[Any, Answer] | None = None  # a policy and its first answer: see `_check_extras`
         self._to_step: Tree = None  # sync: actions of all slots that `receive` will step
 
     def halves(self, slots: Ints) -> list[Ints]:
@@ -80,11 +81,23 @@ class Engine:
             version[:] = self.random.version
         else:
             answer = read_answer(self._call(ask), ask, space)
+            self._check_extras(ask, answer)
             if warming.any():
                 answer = Answer(_mix(answer.actions, self.random.act(ask), warming), answer.extras)
                 version[warming] = self.random.version
         self._acted[ask.slots] += 1
         return answer, version
+
+    def _check_extras(self, ask: Ask, answer: Answer) -> None:
+        """Extras are columns: each answer has those of the first one, with a dtype that fits into theirs."""
+        if self._first is None or self._first[0] is not self.policy:
+            self._first = (self.policy, answer)
+        first, extras = self._first[1].extras, answer.extras
+        if len(extras) != len(first) or not all(_fits(values, first.get(name)) for name, values in extras.items()):
+            before = {name: values.dtype for name, values in first.items()}
+            now = {name: values.dtype for name, values in extras.items()}
+            message = f"the policy's extras were {before} in its first answer and are {now} now; they must stay the same"
+            raise AgentFailed(message, env_name=f"slots {ask.slots[:8].tolist()}", phase="agent", step=int(ask.step[0]))
 
     def _call(self, ask: Ask) -> Any:
         act = getattr(self.policy, "act", None)
@@ -186,3 +199,7 @@ def _mix(actions: Tree, random: Tree, warming: npt.NDArray[np.bool_]) -> Tree:
         return mixed
 
     return tree_map(choose, actions, random)
+
+
+def _fits(values: Any, first: Any) -> bool:
+    return first is not None and values.shape[1:] == first.shape[1:] and np.can_cast(values.dtype, first.dtype, "same_kind")

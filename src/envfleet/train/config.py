@@ -162,12 +162,12 @@ class PPOConfig:
                 raise BadArgument(f"{name}={getattr(self, name)}: at least 1 is needed")
         if not 0.0 <= self.self_play_past <= 1.0:
             raise BadArgument(f"self_play_past={self.self_play_past}: a probability from 0 to 1 is needed")
-        if not self.hidden:
-            raise BadArgument("hidden=(): at least one hidden layer is needed")
+        if not self.hidden or min(self.hidden) < 1:
+            raise BadArgument(f"hidden={self.hidden}: at least one hidden layer is needed, and one unit in each")
         steps = self.steps_per_update
         if self.num_minibatches > steps:
             raise BadArgument(f"num_minibatches={self.num_minibatches} is more than the {steps} steps of an update")
-        if self.sequence_length is not None and self.num_steps % self.sequence_length:
+        if self.sequence_length is not None and (self.sequence_length < 1 or self.num_steps % self.sequence_length):
             raise BadArgument(f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}")
 
     @property

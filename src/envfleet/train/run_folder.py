@@ -45,6 +45,14 @@ class RunFolder:
 
     def open(self) -> dict[str, Any] | None:
         """Make the folder ready and hold it; return the checkpoint to go on from, if there is one and it is wanted."""
+        for name, value in self.config.to_dict().items():
+            try:
+                _as_json(value)
+            except TypeError as error:  # before anything is trained: it could not be written into a checkpoint
+                hint = (
+                    "numbers, text, arrays, lists and dicts of them; else build it inside a callable env, or train without out="
+                )
+                raise BadArgument(f"{name}={value!r} cannot be written into the run folder ({error}): give {hint}") from error
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.path / "trainer.lock", "training in")
@@ -90,7 +98,7 @@ class RunFolder:
     def _refuse_other_run(self, before: dict[str, Any]) -> None:
         now = self.config.to_dict()
         fixed = [name for name, spec in FIELDS.items() if not spec.metadata["may_change"]]
-        changed = [name for name in fixed if before.get(name, now[name]) != now[name]]
+        changed = [name for name in fixed if _as_json(before.get(name, now[name])) != _as_json(now[name])]
         if changed:
             changes = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
             raise CheckpointError(f"{self.path} holds another run: {changes}. Resume with the same settings")
@@ -217,3 +225,14 @@ def command_for(config: PPOConfig) -> str:
         no = "no-" if value is False else ""
         parts.append(f"--{no}{flag}" if isinstance(value, bool) else f"--{flag} {as_text(value)}")
     return " ".join(parts)
+
+
+def _as_json(value: Any) -> str:
+    """A setting as text that can be compared: arrays as lists, and NaN equal to itself."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, (np.ndarray, np.generic)):
+            return part.tolist()
+        raise TypeError(f"{type(part).__name__} is no plain value")
+
+    return json.dumps(value, default=plain, sort_keys=True)

@@ -72,8 +72,8 @@ class Learner:
         if self.observations is not None and not first_time:
             self.observations.take(raw_inputs)
         spread = float(np.var(value_target)) if value_target.size else 0.0
-        wrong = float(np.var(value_target - data["value"].cpu().numpy()[segment.scored & ~bad]))
-        losses["explained_variance"] = 1.0 - wrong / spread if spread > 0 else 0.0
+        missed = value_target - data["value"].cpu().numpy()[segment.scored & ~bad]
+        losses["explained_variance"] = 1.0 - float(np.var(missed)) / spread if spread > 0 else 0.0
         return losses
 
     def _inputs(self, segment: Segment) -> tuple[Inputs, NDArray[np.bool_]]:
@@ -257,6 +257,8 @@ class _Shuffled:
     def minibatches(self, rng: np.random.Generator) -> Any:
         """Yield dictionaries of tensors."""
         order = rng.permutation(self.indices)
+        if not len(order):
+            return  # no row counts: all are faults, or NaN that is skipped
         num = max(min(self.num, len(order)), 1)
         bounds = [len(order) * i // num for i in range(num + 1)]
         if not self.remembers:

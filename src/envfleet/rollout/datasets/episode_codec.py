@@ -79,7 +79,12 @@ class Codec:
     def of(cls, rollout: Rollout) -> Codec:
         """The columns this rollout needs."""
         arrays = _time_arrays(rollout)
-        leaves = {path: _leaf_of(leaf) for name, tree in arrays.items() for path, leaf in tree_leaves(tree, name)}
+        listed = [(path, leaf) for name, tree in arrays.items() for path, leaf in tree_leaves(tree, name)]
+        leaves = {path: _leaf_of(leaf) for path, leaf in listed}
+        if len(leaves) < len(listed):
+            raise DatasetError(
+                f"two parts of the episode have the same column name, joined by '/': {sorted(p for p, _ in listed)}"
+            )
         return cls(leaves, {name: _structure(tree, name) for name, tree in arrays.items()})
 
     @classmethod

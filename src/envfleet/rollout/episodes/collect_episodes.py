@@ -70,6 +70,10 @@ class EpisodeRun:
                 yield from self._hand_over()
                 if not engine.waiting:
                     self._seat_and_act()
+                    if not engine.waiting and self.held:
+                        # The oldest ticket was given back by a lost slot, and is behind one that is held: that one goes first.
+                        self._release(min(ticket.position for ticket in self.held.values()))
+                        self._act(self._free())
                     if not engine.waiting:
                         return
                 self._take(engine.receive())
@@ -177,7 +181,7 @@ class EpisodeRun:
         else:
             wants[slot] = ticket
 
-    def _failed(self, slot: int, gone: bool, wants: dict[int, Ticket]) -> None:
+    def _failed(self, slot: int, gone: bool, wants: dict[int, Ticket], begun: bool = True) -> None:
         """A slot's environment failed in the middle of its ticket."""
         ticket = self.acting.pop(slot)
         reason, fault = self.engine.reason(slot)
@@ -186,7 +190,7 @@ class EpisodeRun:
         if again:
             ticket.attempt += 1
         else:
-            rollout = self._record(slot, ticket) if self.yield_failed else None
+            rollout = self._record(slot, ticket, begun=begun) if self.yield_failed else None
             if rollout is not None:
                 rollout.error = fault.error() if fault is not None else RolloutError("the environment failed")
             self._put(ticket, rollout)
@@ -208,7 +212,8 @@ class EpisodeRun:
         self.done[ticket.position if self.ordered else self._num_done] = rollout
         self._num_done += 1
 
-    def _record(self, slot: int, ticket: Ticket) -> Rollout:
+    def _record(self, slot: int, ticket: Ticket, begun: bool = True) -> Rollout:
+        """The running episode; one that was not `begun`, because its reset failed, has no observation."""
         return Rollout(
             env_name=self.collector.env_name,
             seed=ticket.seed,
@@ -220,7 +225,7 @@ class EpisodeRun:
             reset_info=self._reset_info.pop(slot, {}),
             started_s=float(self._started[slot, 0]),
             wall_s=time.perf_counter() - float(self._started[slot, 1]),
-            **self.history.cut(slot),
+            **self.history.cut(slot, begun),
         )
 
     def _keep_infos(self, batch: Batch, scored: npt.NDArray[np.bool_]) -> None:
@@ -258,7 +263,7 @@ class EpisodeRun:
                 self.acting[slot] = tickets[row]
                 self.ledger.start()
                 self.history.position[slot] = 0
-                self._failed(slot, gone=int(batch.status[row]) == QUARANTINED, wants=again)
+                self._failed(slot, gone=int(batch.status[row]) == QUARANTINED, wants=again, begun=False)
             self._open(batch, good, [tickets[row] for row in np.flatnonzero(good).tolist()])
             wants = again
 
@@ -288,9 +293,9 @@ class EpisodeRun:
             self.fleet.assign(list(ahead), tasks=tasks, seeds=seeds)
             self.coming.update(ahead)
 
-    def _release(self) -> None:
-        """Let held slots act whose ticket is near enough now."""
-        last = self.next_position + self.collector.max_ahead
+    def _release(self, lowest: int = -1) -> None:
+        """Let held slots act whose ticket is near enough now, or at most `lowest`."""
+        last = max(self.next_position + self.collector.max_ahead, lowest + 1)
         for slot in [slot for slot, ticket in self.held.items() if ticket.position < last]:
             self.acting[slot] = self.held.pop(slot)
             self.ledger.start()

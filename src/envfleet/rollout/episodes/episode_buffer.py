@@ -56,11 +56,11 @@ class History:
         obs, columns = tree_map(lambda leaf: leaf[slots, steps], (self.steps["observations"], self.columns))
         return obs, columns
 
-    def cut(self, slot: int) -> Arrays:
+    def cut(self, slot: int, begun: bool = True) -> Arrays:
         """The running episode of a slot as arrays of its own, by the names of a `Rollout`."""
         length = int(self.position[slot])
         episode: Arrays = {
-            name: tree_map(lambda leaf, end=length + (name == "observations"): leaf[slot, :end].copy(), tree)
+            name: tree_map(lambda leaf, end=length + (begun and name == "observations"): leaf[slot, :end].copy(), tree)
             for name, tree in self.steps.items()
         }
         episode["extras"] = {name: values[slot, :length].copy() for name, values in (self.extras | self.columns).items()}

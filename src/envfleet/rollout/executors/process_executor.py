@@ -237,6 +237,7 @@ class ProcessParallelExecutor(RolloutExecutor):
 
     def _completed(self, jobs: Sequence[Job]) -> Iterator[Rollout]:
         """Pickle all jobs before any starts: what cannot be pickled is an error of the call, not of one rollout."""
+        self._agent = None  # pickled once in every call: it may have learned since the last one
         return super()._completed([replace(job, client=self._packed(job)) for job in jobs])
 
     def _packed(self, job: Job) -> Call:

@@ -348,6 +348,8 @@ class AioBackend(LocalBackend):
                     if error is not None:
                         problems.append((life.slot, Failure.of(error, "close")))
             except BaseException as error:
+                if threading.current_thread() is not self._thread:
+                    raise  # the loop has ended, and this coroutine is thrown away with it
                 closing = asyncio.current_task()
                 if closing is not None and closing.cancelling():
                     raise  # the time is over: what is still stuck is named by its pulse

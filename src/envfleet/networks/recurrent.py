@@ -90,10 +90,10 @@ class CompiledStep:
     def __call__(self, x: Array, state: Array) -> tuple[Array, Array]:
         """Run inputs [k, D] from state [k, width]; return the output [k, H] and the new state."""
         rows, num_inputs = x.shape
-        layer = self._layer
-        parameters = {"w_in": layer.w_in, "bias": layer.b_in, "w_state": layer.w_state}
-        where = [parameter.data_ptr() for parameter in parameters.values()]
+        kept = self._layer._parameters
+        where = [kept["w_in"].data_ptr(), kept["b_in"].data_ptr(), kept["w_state"].data_ptr()]  # type: ignore[union-attr]
         if len(self._arrays["fresh"]) != rows or where != self._seen:  # moved, e.g. by `flatten_parameters`
+            parameters = {"w_in": self._layer.w_in, "bias": self._layer.b_in, "w_state": self._layer.w_state}
             views = {name: parameter.detach()[self._core].numpy() for name, parameter in parameters.items()}
             self._arrays = {**views, **_buffers((rows,), self._size, self._gates), "fresh": np.zeros(rows, bool)}
             self._seen = where

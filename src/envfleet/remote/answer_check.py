@@ -7,8 +7,8 @@ repeats an earlier one, and at the end of every episode, before it returns the l
 the number of steps taken: a step that ran twice, or not at all, shows there.
 
 One case is left: an answer repeated in place of one that was lost, which shifts nothing. If the observation has a field
-that counts steps (it was equal to their number often enough), the repetition is found there; with such a field the
-client asks for `state` as soon as the count is wrong.
+that counts steps (it was equal to their number often enough), the repetition is found there, unless both answer a
+reset; with such a field the client asks for `state` as soon as the count is wrong.
 """
 
 from __future__ import annotations

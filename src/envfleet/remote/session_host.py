@@ -249,7 +249,11 @@ class FleetHost:
 
     def _collect_soon(self) -> None:
         """Collect at once, or a moment later when threads ring all the time."""
-        self._loop.call_at(max(self._loop.time(), self._collected_at + _GATHER_S), self._answer_ring)
+        wait_s = self._collected_at + _GATHER_S - self._loop.time()
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._answer_ring)
+        else:  # a timer that is due already costs more than this
+            self._loop.call_soon(self._answer_ring)
 
     def _answer_ring(self) -> None:
         self._rung = False
@@ -258,10 +262,9 @@ class FleetHost:
 
     def _watch(self) -> None:
         """Listen to the workers' sockets; a restarted worker has a new one."""
-        sockets = self._backend.sockets()
-        if sockets == self._readers:
+        now = set(self._backend.sockets())
+        if now == self._readers:
             return
-        now = set(sockets)
         for fd in self._readers - now:
             self._loop.remove_reader(fd)
         for fd in now - self._readers:

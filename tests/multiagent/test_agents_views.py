@@ -184,3 +184,27 @@ def test_agents_as_rows_of_one_batch() -> None:
     with ef.make("CartPole-v1", 2, backend="serial") as fleet:
         with pytest.raises(ef.BadArgument, match="one agent"):
             ef.AgentsAsBatch(fleet)
+
+
+class _Informed(_TwoLeaves):
+    """The first env's infos are narrower than the second's."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        self.number = _Informed.made % 2
+        _Informed.made += 1
+
+    def step(self, actions: Any) -> Any:
+        result = super().step(actions)
+        return *result[:4], {"a": [{"score": 1, "flag": True}, {"score": 2.7, "flag": 7}][self.number]}
+
+
+def test_infos_are_not_cut_to_the_type_of_the_first_env() -> None:
+    _Informed.made = 0
+    envs = ef.AsyncPettingZooVecEnv([_Informed] * 2, backend="serial")
+    envs.reset()
+    ones = np.ones((2, 1), np.float32)
+    infos = envs.step({"a": {"x": ones, "y": ones}})[4]["a"]
+    assert infos["score"].tolist() == [1, 2.7] and infos["flag"].tolist() == [True, 7]
+    envs.close()

@@ -1,6 +1,7 @@
 """Every answer belongs to the request that asked for it, whatever a proxy does with the answers."""
 
 import asyncio
+import json
 import random
 
 import numpy as np
@@ -262,3 +263,30 @@ def test_the_guard_around_official_clients_checks_an_episodes_end():
             for _ in range(10):
                 shifted.step({})
         assert theirs.dropped
+
+
+@pytest.mark.parametrize("repeats", ["check", "fault"])
+def test_an_earlier_resets_answer_in_place_of_this_ones_is_found_only_where_repeats_are_faults(repeats):
+    """The limit that docs/openenv.md names: both answer a reset, so no counter and no `state` tells them apart."""
+    first: list[str] = []
+
+    def replace(text):
+        data = json.loads(text).get("data") or {}
+        is_reset = "observation" in data and data["observation"]["n"] == 0
+        if is_reset and not first:
+            first.append(text)
+        return first[0] if is_reset else text
+
+    async def run():
+        async with official_server() as port, LyingProxy(port, {}) as proxy:
+            async with AsyncEnvClient(proxy.url, repeats=repeats, capacity=CapacityTable(), **QUICK) as client:
+                rng = random.Random(1)
+                proxy.mutate = replace
+                assert (await one_order(client, 5, rng))[1]
+                return await one_order(client, 6, rng)
+
+    rows, ended = asyncio.run(run())
+    if repeats == "fault":
+        assert not ended and rows == []
+    else:
+        assert ended and [is_right(6, *row) for row in rows] == [False] + [True] * (len(rows) - 1)

@@ -191,3 +191,11 @@ def test_ten_thousand_episodes_of_32_environments_reload_equal(tmp_path):
             hashes.append(rollout.digest())
             writer.add(rollout)
     assert [rollout.digest() for rollout in iter_rollouts(tmp_path)] == hashes and len(set(hashes)) == 10_000
+
+
+def test_two_parts_with_one_column_name_are_refused(tmp_path):
+    episode = make(0)
+    length = len(episode.rewards)
+    episode.observations = {"a/b": np.zeros(length + 1), "a": {"b": np.ones(length + 1)}}
+    with DatasetWriter(tmp_path / "data") as writer, pytest.raises(DatasetError, match="the same column name"):
+        writer.add(episode)

@@ -25,7 +25,7 @@ from envfleet.errors import (
     WriteFailed,
 )
 from envfleet.train import PPOTrainer, load_agent
-from envfleet.train.checkpoint import Checkpoints, _plain, read
+from envfleet.train.checkpoint import Checkpoints, plain, read
 from envfleet.train.loggers import TableLogger, read_rows
 from envfleet.train.run_folder import RunFolder
 from tests.support.system import child_env, file_limit
@@ -58,7 +58,7 @@ def test_no_change_of_a_checkpoint_goes_unnoticed(tmp_path, age):
         path = Checkpoints(tmp_path).save(3, STATE)
         assert torch.load(path, weights_only=True)["format"] == 2  # still a file as torch writes it
     else:  # before there were digests: the archive's own checksums
-        torch.save({"format": 1, "state": _plain(STATE)}, path)
+        torch.save({"format": 1, "state": plain(STATE)}, path)
     whole = path.read_bytes()
     noticed = 0
     for data in damages(whole):

@@ -6,10 +6,10 @@ arithmetic takes. CPU time of `Policy.choose` with the default network (two laye
 ==========  ========  =========================  ==========
 rows        here      here, tanh not compiled    in PyTorch
 ==========  ========  =========================  ==========
-8           15 µs     18 µs                      76 µs
-64          32 µs     48 µs                      101 µs
-8, GRU      31 µs                                164 µs
-64, GRU     82 µs                                304 µs
+8           10 µs     12 µs                      31 µs
+64          18 µs     19 µs                      51 µs
+8, GRU      17 µs                                69 µs
+64, GRU     41 µs                                119 µs
 ==========  ========  =========================  ==========
 """
 

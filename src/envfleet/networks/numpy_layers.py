@@ -29,6 +29,28 @@ Array = NDArray[np.float32]
 COMPILED = load("_scan")  # compiled/scan.c, or None
 
 
+class ParameterMemory:
+    """Where parameters are in memory, for those who hold NumPy views of it.
+
+    They move when they become views of one flat tensor, are replaced, or are copied with their network.
+    """
+
+    def __init__(self, names: Iterable[tuple[nn.Module, str]]) -> None:
+        # Each parameter where its module keeps it: `module.name` takes 0.4 µs, and this is asked on every step of the envs.
+        self._kept = [(module._parameters, name) for module, name in names]
+        self._seen: list[int] = []
+
+    def has_moved(self) -> bool:
+        """Whether any of them is elsewhere than at the last call; true at the first."""
+        now = [kept[name].data_ptr() for kept, name in self._kept]  # type: ignore[union-attr]
+        moved, self._seen = now != self._seen or not now, now
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Views that are copied are views no longer, and in another process the address may be another tensor's.
+        return {**self.__dict__, "_seen": []}
+
+
 class NumpyLayers:
     """Linear layers and their activations in a row, taken from PyTorch modules.
 
@@ -48,24 +70,16 @@ class NumpyLayers:
                 self._kinds.append(nn.Linear)
             else:
                 self._kinds[-1] = type(module)
-        # Each parameter where its module keeps it: `layer.weight` takes four times as long, on every step of the environments.
-        self._kept = [(layer._parameters, name) for layer in self._linear for name in ("weight", "bias")]
-        self._seen: list[int] = []  # where the parameters were when `_layers` was made
+        self._memory = ParameterMemory((layer, name) for layer in self._linear for name in ("weight", "bias"))
         self._parameters: list[torch.Tensor] = []
         self._layers: list[tuple[Array, Array, type[nn.Module]]] = []
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Arrays over the parameters' memory would be copies elsewhere, and another tensor may have its address there.
-        return {**self.__dict__, "_seen": [], "_parameters": [], "_layers": []}
-
     def layers(self) -> list[tuple[Array, Array, type[nn.Module]]]:
         """(transposed weight, bias, activation) of every layer."""
-        where = [kept[name].data_ptr() for kept, name in self._kept]  # type: ignore[union-attr]
-        if where != self._seen:  # moved: when the parameters became views of one flat tensor, or were replaced
+        if self._memory.has_moved():
             self._parameters = [one for layer in self._linear for one in (layer.weight, layer.bias)]
             arrays = [one.detach().numpy() for one in self._parameters]
             self._layers = [(w.T, b, kind) for w, b, kind in zip(arrays[::2], arrays[1::2], self._kinds)]
-            self._seen = where
         return self._layers
 
     def __call__(self, x: Array) -> Array:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from envfleet.networks.numpy_layers import ParameterMemory
 from envfleet.slots.compiled_core import load
 
 Array = NDArray[np.float32]
@@ -80,23 +81,17 @@ class CompiledStep:
 
     def __init__(self, layer: Recurrent, core: int) -> None:
         self._layer, self._core = layer, core
+        self._memory = ParameterMemory((layer, name) for name in ("w_in", "b_in", "w_state"))
         self._gates, self._size = NUM_GATES[layer.kind], layer.state_size
         self._arrays: dict[str, NDArray[Any]] = {"fresh": np.zeros(0, bool)}
-        self._seen: list[int] = []  # where the parameters were when `_arrays` was made
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_arrays": {"fresh": np.zeros(0, bool)}, "_seen": []}  # views, not to be copied
 
     def __call__(self, x: Array, state: Array) -> tuple[Array, Array]:
         """Run inputs [k, D] from state [k, width]; return the output [k, H] and the new state."""
         rows, num_inputs = x.shape
-        kept = self._layer._parameters
-        where = [kept["w_in"].data_ptr(), kept["b_in"].data_ptr(), kept["w_state"].data_ptr()]  # type: ignore[union-attr]
-        if len(self._arrays["fresh"]) != rows or where != self._seen:  # moved, e.g. by `flatten_parameters`
+        if self._memory.has_moved() or len(self._arrays["fresh"]) != rows:
             parameters = {"w_in": self._layer.w_in, "bias": self._layer.b_in, "w_state": self._layer.w_state}
             views = {name: parameter.detach()[self._core].numpy() for name, parameter in parameters.items()}
             self._arrays = {**views, **_buffers((rows,), self._size, self._gates), "fresh": np.zeros(rows, bool)}
-            self._seen = where
         out = np.empty((rows, self._size), np.float32)
         COMPILED.forward(self._gates, 1, rows, num_inputs, self._size, x=x, state=state, out=out, **self._arrays)
         return out, out if self._gates == 3 else np.concatenate([out, self._arrays["cells"]], axis=1)

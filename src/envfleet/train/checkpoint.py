@@ -126,7 +126,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     """Write a state atomically, sealed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "state": _plain(state)}, buffer)
+    torch.save({"format": FORMAT, "state": plain(state)}, buffer)
     data = bytearray(buffer.getbuffer())
     assert data[-_ZIP_END_SIZE:][:4] == _ZIP_END, "torch.save ended its archive in another way than expected"
     data[-2:] = _SEAL_SIZE.to_bytes(2, "little")  # the length of the archive's comment, which follows
@@ -210,7 +210,8 @@ def load(where: str | Path, which: str = "final") -> dict[str, Any]:
     return state
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as a checkpoint holds it; TypeError for what it cannot hold."""
     # NumPy arrays and tuples are stored under a marker key, so that they come back as what they were.
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
@@ -220,11 +221,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: plain(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, tuple):
-        return {"__tuple__": [_plain(part) for part in value]}
+        return {"__tuple__": [plain(part) for part in value]}
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
     if value is None or isinstance(value, (bool, int, float, str)):

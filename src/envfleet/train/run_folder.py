@@ -14,13 +14,14 @@ import numpy as np
 
 from envfleet.errors import BadArgument, CheckpointError, RunExists, WriteFailed
 from envfleet.rollout.segments.segment import Segment
-from envfleet.train.checkpoint import Checkpoints
+from envfleet.train.checkpoint import Checkpoints, plain
 from envfleet.train.config import FIELDS, PPOConfig
 from envfleet.train.loggers import Logger, TableLogger, TensorBoardLogger, WandbLogger
 from envfleet.train.report import write_report
 from envfleet.train.settings import as_text
 from envfleet.train.video import Film, VideoMaker
 from envfleet.util.files import NO_ROOM, remove_leftovers, write_durably
+from envfleet.util.jsonable import to_jsonable
 from envfleet.util.locks import FolderLock
 from envfleet.util.seeding import episode_seed
 from envfleet.util.trees import tree_map
@@ -47,7 +48,7 @@ class RunFolder:
         """Make the folder ready and hold it; return the checkpoint to go on from, if there is one and it is wanted."""
         for name, value in self.config.to_dict().items():
             try:
-                _as_json(value)
+                plain(value)
             except TypeError as error:  # before anything is trained: it could not be written into a checkpoint
                 hint = (
                     "numbers, text, arrays, lists and dicts of them; else build it inside a callable env, or train without out="
@@ -98,7 +99,9 @@ class RunFolder:
     def _refuse_other_run(self, before: dict[str, Any]) -> None:
         now = self.config.to_dict()
         fixed = [name for name, spec in FIELDS.items() if not spec.metadata["may_change"]]
-        changed = [name for name in fixed if _as_json(before.get(name, now[name])) != _as_json(now[name])]
+        # As JSON, in which arrays can be compared and NaN equals itself.
+        old, new = ({name: json.dumps(to_jsonable(values.get(name, now[name]))) for name in fixed} for values in (before, now))
+        changed = [name for name in fixed if old[name] != new[name]]
         if changed:
             changes = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
             raise CheckpointError(f"{self.path} holds another run: {changes}. Resume with the same settings")
@@ -225,14 +228,3 @@ def command_for(config: PPOConfig) -> str:
         no = "no-" if value is False else ""
         parts.append(f"--{no}{flag}" if isinstance(value, bool) else f"--{flag} {as_text(value)}")
     return " ".join(parts)
-
-
-def _as_json(value: Any) -> str:
-    """A setting as text that can be compared: arrays as lists, and NaN equal to itself."""
-
-    def plain(part: Any) -> Any:
-        if isinstance(part, (np.ndarray, np.generic)):
-            return part.tolist()
-        raise TypeError(f"{type(part).__name__} is no plain value")
-
-    return json.dumps(value, default=plain, sort_keys=True)

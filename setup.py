@@ -9,7 +9,18 @@ from setuptools.command.build_ext import build_ext
 
 
 class BuildExt(build_ext):
-    """Leaves out the flags that the compiler does not know."""
+    """Leaves out the flags that the compiler does not know; says so when an extension is left out."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except Exception:
+            print(
+                f"envfleet: {ext.name} could not be built (is there a C compiler?). Everything works without it, but slower: "
+                "install a compiler and envfleet again. `envfleet doctor` says whether it is there.",
+                file=sys.stderr,
+            )
+            raise  # it is optional: setuptools goes on without it
 
     def build_extensions(self) -> None:
         if self.compiler.compiler_type != "unix":  # MSVC has other names for all of them

@@ -47,7 +47,8 @@ typedef struct {
     Py_ssize_t stride;
     struct {
         Py_ssize_t reward, ep_return, episode, step, length, task, seed, started, now_seed, now_task, now_length,
-            now_return, next_seed, next_task, step_ns, busy_ns, terminated, truncated, active, scored, pending, over, waiting, status, command;
+            now_return, next_seed, next_task, step_ns, busy_ns, terminated, truncated, active, scored, pending, over, waiting, status, command,
+            action_type;
     } at;
     char *obs, *final_obs;       // NULL: observations are written by Python
     Py_ssize_t obs_bytes;
@@ -56,6 +57,9 @@ typedef struct {
     char *action;                // NULL: actions are read by Python
     Py_ssize_t action_bytes;
     PyObject *action_like;
+    char *wide_action;           // actions in another dtype than the space's, named by the head's action_type
+    Py_ssize_t wide_action_bytes;
+    PyObject *action_types;      // tuple of dtypes
     PyObject *agents;            // tuple of names, NULL for one agent; then obs and action rows hold all agents' parts
     Py_ssize_t num_agents;
     PyObject **seen;             // per agent, within one step: its observation

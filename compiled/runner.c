@@ -67,12 +67,21 @@ static PyObject *make_action(Runner *runner, Py_ssize_t slot) {
     if (!runner->action) return PyObject_CallMethodNoArgs(runner->slots[slot].life, str_read_action);
     if (runner->agents) return agents_action(runner, slot);
     PyArrayObject *like = (PyArrayObject *)runner->action_like;
+    PyArray_Descr *type = PyArray_DESCR(like);
     char *data = runner->action + slot * runner->action_bytes;
-    if (PyArray_NDIM(like) == 2) return PyArray_Scalar(data, PyArray_DESCR(like), NULL);
-    Py_INCREF(PyArray_DESCR(like));
-    PyObject *row = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(like), PyArray_NDIM(like) - 2,
-                                         PyArray_DIMS(like) + 2, NULL, NULL, 0, NULL);
-    if (row) memcpy(PyArray_DATA((PyArrayObject *)row), data, runner->action_bytes);
+    Py_ssize_t number = FIELD(runner, slot, uint8_t, action_type);
+    if (number) {  // given in another dtype than the space's: src/envfleet/slots/action_types.py
+        if (number > PyTuple_GET_SIZE(runner->action_types)) {
+            PyErr_SetString(PyExc_ValueError, "the row names an action type that does not exist");
+            return NULL;
+        }
+        type = (PyArray_Descr *)PyTuple_GET_ITEM(runner->action_types, number - 1);
+        data = runner->wide_action + slot * runner->wide_action_bytes;
+    }
+    if (PyArray_NDIM(like) == 2) return PyArray_Scalar(data, type, NULL);
+    Py_INCREF(type);
+    PyObject *row = PyArray_NewFromDescr(&PyArray_Type, type, PyArray_NDIM(like) - 2, PyArray_DIMS(like) + 2, NULL, NULL, 0, NULL);
+    if (row) memcpy(PyArray_DATA((PyArrayObject *)row), data, PyArray_NBYTES((PyArrayObject *)row));
     return row;
 }
 

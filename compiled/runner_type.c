@@ -20,7 +20,7 @@ static int read_offsets(Runner *self, PyObject *offsets) {
 #define F(name) {#name, offsetof(Runner, at.name)}
         F(reward), F(ep_return), F(episode), F(step), F(length), F(task), F(seed), F(started), F(now_seed), F(now_task),
         F(now_length), F(now_return), F(next_seed), F(next_task), F(step_ns), F(busy_ns), F(terminated), F(truncated),
-        F(active), F(scored), F(pending), F(over), F(waiting), F(status), F(command),
+        F(active), F(scored), F(pending), F(over), F(waiting), F(status), F(command), F(action_type),
 #undef F
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -51,14 +51,15 @@ static int read_keeping(Runner *self, PyObject *pairs, Py_ssize_t rows) {
 static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"head", "offsets", "obs", "final_obs", "obs_is_int64_scalar", "action", "lives", "slow",
                             "on_end_reset", "has_columns", "pulse", "arena", "pickle", "agents", "pulse_per_slot", "kept",
-                            "kept_turn", "keep", "interruptible", NULL};
+                            "kept_turn", "keep", "interruptible", "wide_action", "action_types", NULL};
     PyObject *head, *offsets, *obs, *final_obs, *action, *lives, *slow, *pulse, *arena, *pickle, *agents, *kept, *kept_turn,
-        *keep_call;
+        *keep_call, *wide, *types;
     int is_int, on_end_reset, has_columns, pulse_per_slot, interruptible;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOOO!pO!OOp", names, &head, &PyDict_Type, &offsets, &obs,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOpOO!OppOOOO!pO!OOpOO!", names, &head, &PyDict_Type, &offsets, &obs,
                                      &final_obs, &is_int, &action, &PyDict_Type, &lives, &slow, &on_end_reset,
                                      &has_columns, &pulse, &arena, &pickle, &PyTuple_Type, &agents, &pulse_per_slot,
-                                     &PyList_Type, &kept, &kept_turn, &keep_call, &interruptible))
+                                     &PyList_Type, &kept, &kept_turn, &keep_call, &interruptible, &wide, &PyTuple_Type,
+                                     &types))
         return -1;
     Py_ssize_t rows = PyObject_Size(head), pulse_bytes = 0, turn_bytes = 0;
     char *pulse_data, *turn_data;
@@ -66,6 +67,7 @@ static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
         buffer_of(obs, &self->obs, &self->obs_bytes, rows) < 0 ||
         buffer_of(final_obs, &self->final_obs, &self->obs_bytes, rows) < 0 ||
         buffer_of(action, &self->action, &self->action_bytes, rows) < 0 ||
+        buffer_of(wide, &self->wide_action, &self->wide_action_bytes, rows) < 0 ||
         buffer_of(arena, &self->arena, &self->arena_bytes, rows) < 0 ||
         buffer_of(pulse, &pulse_data, &pulse_bytes, 1) < 0 || read_offsets(self, offsets) < 0 ||
         buffer_of(kept_turn, &turn_data, &turn_bytes, rows) < 0 || read_keeping(self, kept, rows) < 0)
@@ -79,12 +81,14 @@ static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     self->num_slots = rows;
     self->obs_like = obs;
     self->action_like = action;
+    self->action_types = types;
     self->obs_is_int64_scalar = (char)is_int;
     self->on_end_reset = (char)on_end_reset;
     self->has_columns = (char)has_columns;
     self->slow = Py_NewRef(slow);
     self->pickle = pickle == Py_None ? NULL : Py_NewRef(pickle);
-    self->keep_alive = PyTuple_Pack(11, head, obs, final_obs, action, lives, pulse, arena, offsets, agents, kept, kept_turn);
+    self->keep_alive = PyTuple_Pack(13, head, obs, final_obs, action, lives, pulse, arena, offsets, agents, kept,
+                                     kept_turn, wide, types);
     self->slots = PyMem_Calloc(rows ? rows : 1, sizeof(Slot));
     self->num_agents = PyTuple_GET_SIZE(agents);
     self->agents = self->num_agents ? agents : NULL;

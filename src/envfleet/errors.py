@@ -5,7 +5,8 @@
     FleetError
     ├── BadArgument (ValueError)      refused before anything starts
     │   ├── NotPicklable              an environment or a task that cannot be sent to a worker
-    │   ├── SpacesDiffer              environments of one fleet whose spaces are not equal
+    │   ├── SpacesDiffer (RuntimeError)  environments of one fleet whose spaces are not equal
+    │   ├── NotABatch (TypeError)     one action where a batch of them is needed
     │   ├── RunExists                 the run folder holds a run, and resume is not set
     │   └── DeviceMissing             cuda or mps was asked for and is not there
     ├── MissingExtra (ImportError)    an optional package is not installed, or a backend is not possible here
@@ -17,6 +18,7 @@
     ├── FaultError                    an environment or its worker failed; in a fleet, `.fault` is the record
     │   ├── EnvFailed                 the environment raised, or returned a wrong result
     │   ├── EnvTimeout (TimeoutError) the environment overran its deadline
+    │   ├── EnvAbandoned              the caller gave the slot's call up: `fleet.abandon`
     │   └── WorkerLost                the worker's process ended
     ├── RemoteError                   an environment behind a server
     │   ├── ConnectFailed (ConnectionError)  no server answered; `.url`
@@ -48,6 +50,9 @@
     │   └── CheckpointDamaged (CheckpointError)
     ├── WriteFailed (OSError)         the disk is full or fails; the message says what is safe
     └── TrainingStopped               NaN: where it was seen, and the checkpoint that was written
+
+Views for other libraries raise subclasses of these that are also what that library would raise: an EnvFailed that is the
+ValueError of the environment too, a FleetClosed that is Gymnasium's ClosedEnvironmentError too (`envfleet.adapters`).
 """
 
 from __future__ import annotations
@@ -74,8 +79,16 @@ class NotPicklable(BadArgument):
     """Something that has to travel to a worker cannot be pickled; the message names it."""
 
 
-class SpacesDiffer(BadArgument):
-    """Two environments of one fleet have different spaces."""
+class SpacesDiffer(BadArgument, RuntimeError):
+    """Two environments of one fleet have different spaces; `what` says which."""
+
+    def __init__(self, message: str, what: str = "observation_space") -> None:
+        self.what = what
+        super().__init__(message)
+
+
+class NotABatch(BadArgument, TypeError):
+    """A single action was given to a view that steps all environments."""
 
 
 class MissingExtra(FleetError, ImportError):
@@ -172,6 +185,10 @@ class EnvTimeout(FaultError, TimeoutError):
 
 class WorkerLost(FaultError):
     """The worker process of the slot ended: by exit, by a signal, or killed from outside."""
+
+
+class EnvAbandoned(FaultError):
+    """The caller gave up what the slot was doing (`fleet.abandon`): reset the slot to use it again."""
 
 
 class RemoteError(FleetError):

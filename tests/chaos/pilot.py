@@ -362,6 +362,27 @@ class Pilot:
         if not set(done) <= set(self.out()):
             raise Wrong(f"ready() names {done}, out are {self.out()}")
 
+    def abandon(self, interrupt: bool) -> None:
+        """Give some slots up, out or not: they are the caller's at once, and slots that share their workers are faults."""
+        slots = sorted(self.rng.sample(range(len(self.slots)), self.rng.randint(1, len(self.slots))))
+        out = [slot for slot in slots if self.slots[slot].out is not None]
+        for slot in out:
+            self.excuse_worker(self.worker_of[slot], 1, "abandoned")
+        try:
+            self.guard("abandon", lambda: self.fleet.abandon(slots), interrupt, f"{slots}")
+        except INTERRUPTS:
+            self.fleet.ready()  # completes what was interrupted, or finds that it had not begun
+        left = inside.out_slots(self.fleet)
+        for slot in out:
+            if slot not in left:
+                self.slots[slot].swallowed()  # complete and dropped, or given up
+                self.slots[slot].seen = []
+            elif not interrupt:
+                raise Wrong(f"slot {slot} was abandoned and is still out")
+        for slot in set(slots) - set(out):
+            if slot in left:
+                raise Wrong(f"slot {slot} was idle and is out after it was abandoned")
+
     # -- getting out of trouble ----------------------------------------------------------------------------------
 
     def drain(self) -> None:

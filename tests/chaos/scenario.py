@@ -255,8 +255,10 @@ def operate(pilot: Pilot, imp: Imp, wicked: float, interrupt: bool) -> None:
         pilot.assign(interrupt)
     elif draw < 0.9:
         _ask(pilot, imp, wicked, interrupt)
-    elif draw < 0.94:
+    elif draw < 0.93:
         pilot.attributes()
+    elif draw < 0.96 and out and pilot.fleet._backend.can_kill:
+        pilot.abandon(interrupt)
     else:
         pilot.ready(interrupt)
 

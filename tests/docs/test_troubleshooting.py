@@ -91,7 +91,7 @@ CASES = {
     "reset needed": never_reset,
     "busy": sent_twice,
     "count": lambda: stepped(Counting, actions=[0]),
-    "dtype": lambda: stepped(Counting, actions=[0.5, 1.0]),
+    "dtype": lambda: stepped(Counting, actions=["left", "right"]),
     "recv": received_too_early,
     "closed": used_after_close,
     "length": lambda: stepped(lambda: Faulty("step", "bad", 1)),

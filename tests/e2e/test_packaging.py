@@ -65,16 +65,22 @@ def test_the_sdist_installs_and_works_without_a_compiler(built, tmp_path):
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     bare |= {"CC": "/bin/false", "CXX": "/bin/false"}
     (sdist,) = built.glob("envfleet-*.tar.gz")
-    run(python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", sdist, env=bare, cwd=tmp_path)
+    pip = (python, "-m", "pip", "install", "-v", "--no-deps", "--no-build-isolation", "--no-index", f"--log={tmp_path}/log")
+    run(*pip, sdist, env=bare, cwd=tmp_path)
+    assert "envfleet._compiled could not be built" in (tmp_path / "log").read_text()
     code = (
-        "import envfleet as ef\n"
-        "with ef.make('CartPole-v1', 2, backend='shm', num_workers=2) as fleet:\n"
-        "    fleet.reset(seed=0); fleet.step([0, 1])\n"
-        "    print(fleet.plan)\n"
+        "import warnings, envfleet as ef\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    ef.make('CartPole-v1', backend='serial').close()\n"
+        "    with ef.make('CartPole-v1', 2, backend='shm', num_workers=2) as fleet:\n"
+        "        fleet.reset(seed=0); fleet.step([0, 1])\n"
+        "        print(fleet.plan)\n"
+        "print(len([one for one in said if 'without its compiled core' in str(one.message)]))\n"
         "print(ef.__file__)"
     )
-    plan, where = run(python, "-c", code, env=bare, cwd=tmp_path).splitlines()
-    assert plan.startswith("shm") and "without the compiled core" in plan
+    plan, warned, where = run(python, "-c", code, env=bare, cwd=tmp_path).splitlines()
+    assert plan.startswith("shm") and "without the compiled core" in plan and warned == "1"
     assert Path(where).is_relative_to(home)
     assert not list(site.glob("envfleet/**/*.so")), "a compiler that only fails cannot have built anything"
     assert run(home / "bin" / "envfleet", "--version", env=bare).startswith("envfleet ")

@@ -193,7 +193,7 @@ def test_pictures_change_with_the_game():
 @pytest.mark.parametrize(
     "bad",
     [{"size": 1}, {"num_agents": 0}, {"num_obstacles": 12}, {"max_cycles": 0}, {"reward": "dense"}, {"view": 0},
-     {"render_mode": "human"}, {"min_distance": 9}],
+     {"render_mode": "hologram"}, {"min_distance": 9}],
 )  # fmt: skip
 def test_gridworld_refuses_what_cannot_be(bad):
     with pytest.raises(BadArgument, match=next(iter(bad)).replace("num_obstacles", "obstacles")):

@@ -80,6 +80,17 @@ def test_collect_with_a_checkpoint(tmp_path, capsys):
     assert set(a[0].policy_version.tolist()) == {2}
 
 
+@pytest.mark.parametrize("name", ["tmaze", "cartpole-novel"])
+def test_minari_recovers_environments_that_are_not_registered(tmp_path, name):
+    minari = pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    words = ["--out", str(tmp_path), "--num-envs", "2", "--episodes", "2", "--max-steps", "5", "--format", "minari"]
+    assert main(["collect", name, "--backend", "serial", *words]) == 0
+    dataset = minari.MinariDataset(tmp_path / name / "random-v0" / "data")
+    env = dataset.recover_environment()
+    np.testing.assert_array_equal(env.reset(seed=Rollouts.load(tmp_path)[0].seed)[0], dataset[0].observations[0])
+
+
 def test_collect_minari(tmp_path, capsys):
     minari = pytest.importorskip("minari")
     pytest.importorskip("h5py")
@@ -88,6 +99,7 @@ def test_collect_minari(tmp_path, capsys):
     assert Rollouts.load(tmp_path / "m").digest() == Rollouts.load(tmp_path / "p").digest()
     dataset = minari.MinariDataset(tmp_path / "m" / "CartPole" / "random-v0" / "data")
     assert dataset.total_episodes == 6
+    assert dataset.recover_environment().spec.id == "CartPole-v1"
     assert not (tmp_path / "m" / "_parts").exists()
     assert collect(tmp_path / "m", "--episodes", "6", "--format", "minari") == 0
     assert main(["inspect", str(tmp_path / "m"), "--no-plot"]) == 0

@@ -1,3 +1,4 @@
+import datetime
 import signal
 import subprocess
 import sys
@@ -158,6 +159,32 @@ def test_misuse_is_told(tmp_path):
         Rollouts.load(tmp_path / "empty")
     with pytest.raises(BadArgument, match="format"):
         Rollouts([make(0)]).save(tmp_path / "x", format="csv")
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (b"abc", "bytes"),
+        (1j, "complex"),
+        (np.array([1j]), "complex"),
+        (datetime.datetime(2020, 1, 1), "datetime"),
+        (np.datetime64("2020-01-01", "ns"), "datetime64"),
+        ({1: "a"}, "the key 1 is of type int"),
+        (object(), "of type object"),
+    ],
+)
+@pytest.mark.parametrize("where", ["infos", "reset_info", "task", "observations"])
+def test_what_would_be_read_back_as_text_is_refused(tmp_path, value, what, where):
+    odd = {"infos": [{"deep": [value]}] * 4, "reset_info": {"deep": value}, "task": value, "observations": [[value, "x"]] * 5}
+    with DatasetWriter(tmp_path) as writer:
+        with pytest.raises(DatasetError, match=what):
+            writer.add(make(0, **{where: odd[where]}))
+        assert not writer.ids
+
+
+def test_keys_of_observations_that_are_not_text_are_refused(tmp_path):
+    with DatasetWriter(tmp_path) as writer, pytest.raises(DatasetError, match="observations has the key 7"):
+        writer.add(make(0, observations=[{7: 1.0}] * 5))
 
 
 def test_minari_round_trip(tmp_path):

@@ -386,3 +386,11 @@ def test_a_network_in_double_precision_still_runs():
     net = _net().double()
     out = net({"vector": torch.randn(1, 3, 4, dtype=torch.float64)}, net.initial_state(3), torch.zeros(1, 3, dtype=torch.bool))
     assert out.actions.dtype == torch.float64
+
+
+def test_a_layer_cannot_be_replaced_because_its_views_would_be_ignored() -> None:
+    net = ActorCritic(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), NetworkConfig())
+    with pytest.raises(BadArgument, match="actor_head cannot be replaced"):
+        net.actor_head = torch.nn.Linear(64, 2)
+    with torch.no_grad():
+        net.actor_head.weight.zero_()  # parameters can be changed

@@ -1,4 +1,4 @@
-"""Views of a fleet for other libraries: `envfleet.adapters.sb3`, `.torchrl`, `.gymnasium`, loaded when first used."""
+"""Views of a fleet for other libraries: `envfleet.adapters.sb3`, `.torchrl`, `.tianshou`, `.gymnasium`, loaded when first used."""
 
 from __future__ import annotations
 

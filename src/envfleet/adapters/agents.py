@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,7 @@ from envfleet.adapters.fleet_view import FleetView
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
+from envfleet.core.fleet_options import BackendName, EnvOptions, StartMethod
 from envfleet.errors import BadArgument
 from envfleet.multiagent.groups import AgentGroup
 from envfleet.slots.layout import gather, leaves_of
@@ -55,19 +56,18 @@ class AsyncPettingZooVecEnv(FleetView):
         self,
         env_fns: Sequence[Callable[[], Any]],
         copy: bool = True,
-        context: str | None = None,
+        context: StartMethod | None = None,
         *,
-        dead_actions: str = "ignore",
-        backend: str = "shm",
-        **options: Any,
+        dead_actions: Literal["ignore", "refuse"] = "ignore",
+        backend: BackendName = "shm",
+        num_workers: int | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         if dead_actions not in ("ignore", "refuse"):
             raise BadArgument(f"dead_actions={dead_actions!r}: choose 'ignore' or 'refuse'")
         if "on_end" in options:
             raise BadArgument("AsyncPettingZooVecEnv resets ended episodes at once; leave on_end out")
-        if context is not None:
-            options["start_method"] = context
-        self.fleet = make(list(env_fns), backend=backend, **options)
+        self.fleet = make(list(env_fns), backend=backend, num_workers=num_workers, start_method=context, **options)
         if not self.fleet.agents:
             self.fleet.close()
             raise BadArgument("these environments have one agent: use envfleet.make_vec for them")

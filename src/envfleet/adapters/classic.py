@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import cloudpickle
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from envfleet.adapters.fleet_view import SingleAgentView
+from envfleet.core.arguments import refuse_unknown
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
+from envfleet.core.fleet_options import BackendName, EnvOptions, FleetOptions, StartMethod
+from envfleet.envs.registry import resolve_env
+from envfleet.errors import BadArgument
+from envfleet.slots.factories import env_name, resolve
 
 
 class _ClassicView(SingleAgentView):
@@ -45,18 +52,16 @@ class ParallelEnv(_ClassicView):
     def __init__(
         self,
         env_fns: Sequence[Callable[[], Any]],
-        start_method: str | None = None,
+        start_method: StartMethod | None = None,
         *,
         num_workers: int | None = None,
-        backend: str = "shm",
-        **options: Any,
+        backend: BackendName = "shm",
+        **options: Unpack[EnvOptions],
     ) -> None:
         fns = list(env_fns)
-        if backend in ("shm", "pipe"):
-            options["start_method"] = start_method
-        if backend != "serial":
-            options["num_workers"] = num_workers or len(fns)
-        super().__init__(make(fns, backend=backend, **options))
+        workers = None if backend == "serial" else num_workers or len(fns)
+        method = start_method if backend in ("shm", "pipe") else None
+        super().__init__(make(fns, backend=backend, num_workers=workers, start_method=method, **options))
 
     def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, list[dict[str, Any]]]:
         """First observations and one info per env."""
@@ -75,7 +80,8 @@ class ParallelEnv(_ClassicView):
 class VectorizedEnvs(_ClassicView):
     """Many envs in this process, in the old style: `reset()` gives observations, `step` gives obs, rewards, dones, infos.
 
-    `num_envs` is the same as `n_envs`. `infos[i]` at an end has "terminal_observation" and "TimeLimit.truncated", as old code expects.
+    `num_envs` is the same as `n_envs`. Keyword arguments that are not `envfleet.make`'s go to the environment's constructor, as
+    those of `env_kwargs` do. `infos[i]` at an end has "terminal_observation" and "TimeLimit.truncated", as old code expects.
 
     Example:
         >>> envs = VectorizedEnvs("CartPole-v1", n_envs=3)
@@ -90,8 +96,8 @@ class VectorizedEnvs(_ClassicView):
     backend = "serial"
 
     def __init__(self, env: Any, n_envs: int = 200, *, num_envs: int | None = None, **options: Any) -> None:
-        options.setdefault("backend", self.backend)
-        super().__init__(make(_as_recipe(env), n_envs if num_envs is None else num_envs, **options))
+        env, options = _split_arguments(_as_recipe(env), options)
+        super().__init__(make(env, n_envs if num_envs is None else num_envs, **{"backend": self.backend, **options}))
 
     def reset(self, seed: int | None = None) -> Any:
         """First observations."""
@@ -127,3 +133,32 @@ def _as_recipe(env: Any) -> Any:
         return env.spec
     blob = cloudpickle.dumps(env)
     return lambda: cloudpickle.loads(blob)
+
+
+def _split_arguments(env: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The environment with the arguments of its constructor, and the options of `make`."""
+    own = {name: value for name, value in given.items() if name in {*FleetOptions.__optional_keys__, "on_end"}}
+    arguments, named = dict(own.pop("env_kwargs", None) or {}), given.keys() - own.keys() - {"env_kwargs"}
+    if twice := sorted(named & arguments.keys()):
+        raise BadArgument(f"{twice} are given as keyword arguments and in env_kwargs: give each once")
+    if isinstance(env, (list, tuple)) and (arguments or named):
+        raise BadArgument(f"{sorted({*arguments, *named})} have no place in a list of callables: put them into the callables")
+    takes = _parameters(env)
+    if both := sorted((own.keys() - arguments.keys()) & set(takes or ())):
+        raise BadArgument(f"{both} are arguments of the fleet and of {env_name(env)}: put the environment's into env_kwargs")
+    arguments |= {name: given[name] for name in named}
+    if takes is not None:
+        refuse_unknown(env_name(env), arguments.keys() - set(takes), [*takes, *sorted(FleetOptions.__optional_keys__)])
+    return (resolve(env, arguments) if arguments else env), own
+
+
+def _parameters(env: Any) -> list[str] | None:
+    """The names of the constructor's parameters; None if it takes any."""
+    found = resolve_env(env) if isinstance(env, str) else env
+    own: list[str] = []
+    if isinstance(found, (str, EnvSpec)):
+        spec = gym.spec(found) if isinstance(found, str) else found
+        found = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        own += [name for name, p in inspect.signature(gym.make).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    parameters = inspect.signature(found).parameters if callable(found) else {}
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else [*own, *parameters]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Self
 
+from envfleet.adapters.peer_errors import as_env_raised
 from envfleet.core.batch import Batch
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, FleetError
 from envfleet.slots.layout import gather, scalar_reader
 
 
@@ -26,9 +29,23 @@ class FleetView:
         """What `step` returns for a batch of all slots."""
         raise NotImplementedError
 
+    def _peer_error(self, error: FleetError) -> FleetError:
+        """An error of the fleet as the other library's users catch it."""
+        return as_env_raised(error)
+
+    @contextlib.contextmanager
+    def _peer_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FleetError as error:
+            raise self._peer_error(error) from error.__cause__
+
     def step(self, actions: Any) -> Any:
         """Step all environments."""
-        return self._result(self.fleet.step(self._actions(actions), copy=self.copy))
+        try:
+            return self._result(self.fleet.step(self._actions(actions), copy=self.copy))
+        except FleetError as error:
+            raise self._peer_error(error) from error.__cause__
 
     def step_async(self, actions: Any) -> None:
         """Send the actions; `step_wait` gives the result."""
@@ -36,23 +53,34 @@ class FleetView:
 
     def step_wait(self, timeout_s: float | None = None, *, timeout: float | None = None) -> Any:
         """Wait for the result of `step_async`. `timeout` is Gymnasium's name for `timeout_s`."""
-        return self._result(self.fleet.recv(timeout_s=timeout_s if timeout is None else timeout, copy=self.copy))
+        with self._peer_errors():
+            return self._result(self.fleet.recv(timeout_s=timeout_s if timeout is None else timeout, copy=self.copy))
+
+    @property
+    def envs(self) -> list[Any]:
+        """The environments themselves, on the backend that has them in the caller's thread ("serial")."""
+        if self.fleet.plan.backend != "serial":
+            raise AttributeError(f"`envs` needs backend='serial', not {self.fleet.plan.backend!r}: use get_attr, set_attr, call")
+        return list(self.fleet.call("__apply__", _itself))
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute."""
-        return self.fleet.call(name, *args, **kwargs)
+        with self._peer_errors():
+            return self.fleet.call(name, *args, **kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every environment."""
-        return self.fleet.get_attr(name)
+        return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment (a list or tuple: one value each)."""
-        self.fleet.set_attr(name, values)
+        with self._peer_errors():
+            self.fleet.set_attr(name, values)
 
     def render(self) -> Any:
         """One frame per environment."""
-        return self.fleet.render_all()
+        with self._peer_errors():
+            return self.fleet.render_all()
 
     def close(self, **kwargs: Any) -> None:
         """End everything. Idempotent."""
@@ -89,6 +117,10 @@ class SingleAgentView(FleetView):
             for i, (array, leaf) in enumerate(zip(slab.leaf_arrays("final_obs"), slab.obs_leaves))
         ]
         return gather(self.fleet.single_observation_space, values)
+
+
+def _itself(env: Any) -> Any:
+    return env
 
 
 def refuse_agents(fleet: Fleet) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from envfleet.adapters.askable import Askable
 from envfleet.adapters.fleet_view import FleetView
+from envfleet.adapters.peer_errors import as_env_raised
 from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
+from envfleet.core.fleet_options import BackendName, EnvOptions, StartMethod
 from envfleet.errors import EnvFailed
 from envfleet.util.extras import from_extra
 from envfleet.util.trees import tree_map
@@ -47,23 +50,22 @@ class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
         super().__init__(fleet.num_envs, fleet.single_observation_space, fleet.single_action_space)
         self.metadata: dict[str, Any] = {**fleet.metadata, "render_modes": self.metadata["render_modes"]}
 
+    @property
+    def waiting(self) -> bool:
+        """Whether actions were sent whose results were not fetched yet."""
+        return bool(self.fleet.is_out.any())
+
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def reset(self) -> Any:
         """Reset all environments with the seeds and options set before; both are used once."""
-        if any(self._options):
-            batches = [
-                self.fleet.reset(seed=[seed], slots=[slot], options=options or None)
-                for slot, (seed, options) in enumerate(zip(self._seeds, self._options))
-            ]
-            observation = tree_map(lambda *rows: np.concatenate(rows), *(batch.obs for batch in batches))
-            self.reset_infos = [batch.info[0] for batch in batches]
-        else:
-            batch = self.fleet.reset(seed=list(self._seeds))
-            observation, self.reset_infos = batch.obs, list(batch.info)
+        options: Any = [option or None for option in self._options] if any(self._options) else None
+        with self._peer_errors():
+            batch = self.fleet.reset(seed=list(self._seeds), options=options)
+        self.reset_infos = list(batch.info)
         self._reset_seeds()
         self._reset_options()
-        return observation
+        return batch.obs
 
     def _result(self, batch: Batch) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
         """Observations, rewards, dones and infos."""
@@ -89,10 +91,8 @@ class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:  # type: ignore[override]  # SB3's signature
         """Return an attribute of each environment."""
-        try:
+        with self._peer_errors():
             return list(self.fleet.call("envfleet_get_attr", attr_name, slots=self._slots(indices)))
-        except EnvFailed as error:
-            raise _as_attribute_error(error, attr_name) from error
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of each environment to the same value."""
@@ -101,10 +101,8 @@ class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
         """Call a method of each environment."""
-        try:
+        with self._peer_errors():
             return list(self.fleet.call(method_name, *args, slots=self._slots(indices), **kwargs))
-        except EnvFailed as error:
-            raise _as_attribute_error(error, method_name) from error
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Indices = None) -> list[bool]:
         """Whether each environment is wrapped by a class."""
@@ -113,6 +111,7 @@ class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
     def get_images(self) -> Sequence[Any]:
         """Return a picture of every environment (None without render_mode="rgb_array")."""
         if self.render_mode != "rgb_array":
+            warnings.warn(f"the environments have render_mode={self.render_mode!r}; pictures need 'rgb_array'", stacklevel=2)
             return [None] * self.num_envs
         return [self.fleet.render(slot) for slot in range(self.num_envs)]
 
@@ -124,31 +123,32 @@ class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
 class SubprocVecEnv(FleetVecEnv):
     """Drop-in for SB3's class of this name: environments in worker processes over shared memory.
 
-    Many environments share a worker (one per CPU by default), so more environments than CPUs do not cost more
-    processes. `options` are those of `envfleet.make`. The script needs no `if __name__ == "__main__"` guard.
+    Every environment has its own process, so that environments that wait do so at the same time. With cheap environments and
+    few CPUs a `num_workers` of the number of CPUs is faster: environments then share workers. `options` are those of
+    `envfleet.make`. The script needs no `if __name__ == "__main__"` guard.
     """
 
     def __init__(
         self,
         env_fns: Sequence[Callable[[], Any]],
-        start_method: str | None = None,
+        start_method: StartMethod | None = None,
         num_workers: int | None = None,
-        **options: Any,
+        backend: BackendName = "shm",
+        **options: Unpack[EnvOptions],
     ) -> None:
-        backend = options.pop("backend", "shm")
-        factories = [Askable(fn) for fn in env_fns]
-        super().__init__(make(factories, backend=backend, start_method=start_method, num_workers=num_workers, **options))
+        workers = len(env_fns) or None if num_workers is None else num_workers
+        super().__init__(_fleet(env_fns, backend=backend, start_method=start_method, num_workers=workers, **options))
 
 
 class DummyVecEnv(FleetVecEnv):
     """Drop-in for SB3's class of this name: environments in this process, one after the other."""
 
-    def __init__(self, env_fns: Sequence[Callable[[], Any]], **options: Any) -> None:
-        super().__init__(make([Askable(fn) for fn in env_fns], backend="serial", **options))
+    def __init__(self, env_fns: Sequence[Callable[[], Any]], **options: Unpack[EnvOptions]) -> None:
+        super().__init__(_fleet(env_fns, backend="serial", **options))
 
 
-def _as_attribute_error(error: EnvFailed, name: str) -> Exception:
-    # SB3 asks "does it have …?" by catching AttributeError.
-    if isinstance(error.__cause__, AttributeError):
-        return AttributeError(f"the environments have no attribute {name!r}: {error}")
-    return error
+def _fleet(env_fns: Sequence[Callable[[], Any]], **options: Any) -> Fleet:
+    try:
+        return make([Askable(fn) for fn in env_fns], **options)
+    except EnvFailed as error:
+        raise as_env_raised(error) from error.__cause__

@@ -123,9 +123,14 @@ class Backend(abc.ABC):
         """End a stuck worker (or give its call up); returns the Python stacks it was seen in."""
         raise AssertionError(f"{self.name} has no deadlines")  # the supervisor asks has_deadlines first
 
-    def overrun(self, worker: int, slot: int, phase: str, words: str) -> None:
-        """End a worker that is past a deadline (where `can_kill`), and add it to the losses."""
-        self.losses.append(Loss(worker, None, slot, phase, words, self.kill(worker)))
+    def end_worker(self, slot: int, phase: str, words: str, kind: str) -> None:
+        """End the worker of a slot that is past its deadline or was given up (where `can_kill`), and add it to the losses."""
+        worker = int(self.worker_of[slot])
+        self.losses.append(Loss(worker, None, slot, phase, words, self.kill(worker), kind))
+
+    def give_up(self, slot: int) -> str:
+        """Give up what a slot is doing, where workers cannot be ended; the Python stack it was in."""
+        return self.kill(int(self.worker_of[slot]))
 
     def check(self) -> None:
         """Check whether this backend can still work, and set `is_broken` if not."""

@@ -31,7 +31,7 @@ from envfleet.util.machine import usable_cpus
 from envfleet.workers.channel import Channel, Closed, ParentChannel, pair
 from envfleet.workers.keeper import checked_pid
 from envfleet.workers.launcher import Keeper, check_start_method, working_folder
-from envfleet.workers.protocol import DONE, DOWN, MESSAGE, SIDE, UP, FromWorker, ToWorker, pack_advance, unpack_done
+from envfleet.workers.protocol import DONE, MESSAGE, SIDE, UP, FromWorker, ToWorker, pack_advance, unpack_done
 from envfleet.workers.shared_memory import Pulse, Segment
 from envfleet.workers.worker import STACK_SIGNAL
 
@@ -194,7 +194,7 @@ class ProcessBackend(Backend):
                 self._without_lost(mine)
                 continue
             turns = self.given[mine] + np.uint32(1)
-            frame = pack_advance(mine, turns, self.slab.pack(mine, self.slab.names(*DOWN)) if self.by_value else b"")
+            frame = pack_advance(mine, turns, self.slab.pack_actions(mine) if self.by_value else b"")
             # Interrupted between the next lines: `settle` sees by the number whether the frame was posted.
             worker.handing = (mine, turns, channel, channel.next_number)
             channel.post(frame)
@@ -487,11 +487,11 @@ class ProcessBackend(Backend):
             self._keeper.exit_code(pid, 2.0)
         return stack
 
-    def overrun(self, worker: int, slot: int, phase: str, words: str) -> None:
-        """End a worker that is past a deadline, and say so."""
-        stuck = self._workers[worker]
-        stack = self.kill(worker)
-        self.losses.append(Loss(worker, None, slot, phase, words, stack))
+    def end_worker(self, slot: int, phase: str, words: str, kind: str) -> None:
+        """End the worker of a slot, and say so."""
+        stuck = self._workers[self.worker_of[slot]]
+        stack = self.kill(stuck.index)
+        self.losses.append(Loss(stuck.index, None, slot, phase, words, stack, kind))
         stuck.loss_told = True
         stuck.rest()
 

@@ -249,6 +249,16 @@ class ThreadBackend(LocalBackend):
         self._launch(stuck)
         return stack
 
+    def give_up(self, slot: int) -> str:
+        """As `kill`; a slot that waits behind another of its thread is not begun any more."""
+        worker = self._workers[self.worker_of[slot]]
+        if worker.pulse.read()[0] == slot:
+            return self.kill(worker.index)
+        self.lives[slot].abandoned = True
+        if worker.runner is not None:
+            worker.runner.disarm(slot)
+        return ""
+
     def _close_one(self, life: SlotLife, pulse: Pulse) -> None:
         if life.abandoned:
             return

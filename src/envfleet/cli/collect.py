@@ -154,6 +154,7 @@ def _has_minari(directory: Path) -> bool:
 
 
 def _to_minari(args: argparse.Namespace, parts: Path, spaces: tuple[Any, Any]) -> None:
+    from envfleet.core.construct import is_remote
     from envfleet.rollout.datasets.minari_format import save_minari
     from envfleet.rollout.episodes.episode import Rollouts
 
@@ -164,6 +165,7 @@ def _to_minari(args: argparse.Namespace, parts: Path, spaces: tuple[Any, Any]) -
     save_minari(
         Rollouts.load(parts)[: args.num_episodes],
         making,
+        env=None if is_remote(args.env.split(",")) else args.env,
         dataset_id=f"{name.rsplit('-v', 1)[0]}/{Path(args.policy).stem.replace(':', '-')}-v0",
         observation_space=spaces[0],
         action_space=spaces[1],

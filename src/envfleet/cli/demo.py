@@ -54,7 +54,7 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def collect(env: str, num_envs: int, rounds: int, backend: str, num_workers: int, seed: int) -> tuple[float, str, int]:
+def collect(env: str, num_envs: int, rounds: int, backend: Any, num_workers: int, seed: int) -> tuple[float, str, int]:
     """Random actions for `rounds` steps of every slot: steps per second of stepping, hash of the rows, episodes ended."""
     import envfleet as ef
     from envfleet.testing import Stream
@@ -106,7 +106,7 @@ def run_demo(out: str | None = None, total_steps: int = 100_000) -> dict[str, An
     return {"solved": solved, "speedup_batching": batched / one, "speedup_workers": workers / batched}
 
 
-def training_speed(num_envs: int, backend: str) -> float:
+def training_speed(num_envs: int, backend: Any) -> float:
     """Steps per second of training with the same settings but for the number of environments."""
     from envfleet.train.config import PPOConfig
     from envfleet.train.trainer import PPOTrainer

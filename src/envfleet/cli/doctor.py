@@ -162,7 +162,7 @@ def suspicious(machine: Machine, compiled: bool = True) -> list[str]:
     return found
 
 
-def try_start_method(method: str) -> dict[str, Any]:
+def try_start_method(method: Any) -> dict[str, Any]:
     """Start a fleet of two slots on two processes, step it, and say how long that took or what went wrong."""
     import envfleet as ef
     from envfleet.envs.probe import Counting

@@ -142,11 +142,11 @@ def measure(env: Any, num_slots: int, setting: Setting, seconds: float = 1.0) ->
 
     backend, workers, isolate = setting
     start = time.perf_counter()
-    options: dict[str, Any] = {} if backend == "serial" else {"num_workers": workers}
+    options: dict[str, Any] = {"backend": backend, "num_workers": None if backend == "serial" else workers}
     if backend == "shm":
         options["isolate"] = isolate
     try:
-        with make(env, num_slots, backend=backend, **options) as fleet:
+        with make(env, num_slots, **options) as fleet:
             start_s = time.perf_counter() - start
             space = fleet.action_space
             space.seed(0)

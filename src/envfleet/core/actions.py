@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from envfleet.errors import BadArgument
+from envfleet.slots.action_types import type_number, write_wide
 from envfleet.slots.layout import Leaf, gather
 from envfleet.slots.slab import Slab, Slots
+
+_ALL = slice(None)
 
 
 class ActionWriter:
@@ -22,25 +25,21 @@ class ActionWriter:
         self.last: Any = None  # the batch last written, when it is one array
         only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].path else None
         self._whole = self.arrays[0][:, 0] if only is not None and self.arrays[0] is not None else None
+        self._wide = [slab.arrays.get(f"wide_action/{i}") for i in range(len(self.leaves))]
+        self._types = slab.head["action_type"]
+        self._any_wide = False  # whether a row was ever written in another dtype than the space's
 
     def write_plain(self, actions: Any, slots: Slots) -> bool:
-        """`write` for ascending slots when the action is one array of the right kind; False leaves it to `write`."""
-        whole = self._whole
-        rows = self._plain_rows(actions, len(slots))
-        if rows is None or whole is None:
-            return False
-        whole[... if len(slots) == len(whole) else slots] = rows
-        self.last = rows.copy()
-        return True
-
-    def _plain_rows(self, actions: Any, count: int) -> np.ndarray[Any, Any] | None:
+        """`write` for ascending slots when the action is one array; False leaves it to `write`."""
         whole = self._whole
         if whole is None:
-            return None
+            return False
         rows = actions if type(actions) is np.ndarray else np.asarray(actions)
-        if rows.dtype != whole.dtype and not np.can_cast(rows.dtype, whole.dtype, "same_kind"):
-            return None
-        return rows if rows.shape == (count, *whole.shape[1:]) else None
+        if rows.shape != (len(slots), *whole.shape[1:]) or (rows.dtype != whole.dtype and not self._fits(0, rows)):
+            return False
+        self._put(0, _ALL if len(slots) == len(whole) else slots, rows)
+        self.last = rows.copy()
+        return True
 
     def write(self, actions: Any, slots: Slots, order: Slots | None, check: bool = False) -> dict[int, dict[int, Any]]:
         """Write the actions into the rows; returns the objects of mailbox leaves (leaf index -> slot -> object)."""
@@ -56,18 +55,38 @@ class ActionWriter:
                 mail[i] = dict(zip(slots.tolist(), items))
                 self.last = items
             else:
-                rows = self._column(leaf, value, count)
+                rows = self._column(i, leaf, value, count)
                 if order is not None:
                     rows = rows[order]
-                if count == self.slab.num_slots:
-                    array[:, 0] = rows
-                else:
-                    array[slots, 0] = rows
+                if check and not self.slab.layout.agents:
+                    _check_contained(leaf, rows, slots)
+                self._put(i, _ALL if count == self.slab.num_slots else slots, rows)
                 # A copy, so that a fault record shows what was sent, also if the caller changes the array later.
-                self.last = rows.astype(array.dtype, copy=True)
-        if check:
-            self._check_contained(slots)
+                self.last = rows.copy()
+        if check and self.slab.layout.agents:
+            self._check_agents(slots)
         return mail
+
+    def _put(self, i: int, where: Any, rows: np.ndarray[Any, Any]) -> None:
+        """Write the rows of one leaf as they were given: see `action_types`."""
+        array, wide = self.arrays[i], self._wide[i]
+        assert array is not None
+        number = type_number(rows.dtype, array.dtype) if wide is not None and rows.dtype != array.dtype else 0
+        if number:
+            self._any_wide = True  # first: if this is interrupted, the next write sets the types
+            assert wide is not None
+            write_wide(wide, where, rows)
+        else:
+            array[where, 0] = rows
+        if self._any_wide:
+            self._types[where, i] = number or 0
+
+    def _fits(self, i: int, rows: np.ndarray[Any, Any]) -> bool:
+        """Whether rows of this dtype can be sent: as they are, or else cast within their kind."""
+        dtype = self.leaves[i].dtype
+        assert dtype is not None
+        as_given = self._wide[i] is not None and type_number(rows.dtype, dtype) is not None
+        return as_given or np.can_cast(rows.dtype, dtype, "same_kind")
 
     def _leaf_batches(self, actions: Any, count: int) -> list[Any]:
         if len(self.leaves) == 1 and not self.leaves[0].path:
@@ -77,7 +96,7 @@ class ActionWriter:
             return [[_follow(action, leaf) for action in actions] for leaf in self.leaves]
         return [_follow(actions, leaf) for leaf in self.leaves]
 
-    def _column(self, leaf: Leaf, value: Any, count: int) -> np.ndarray[Any, Any]:
+    def _column(self, i: int, leaf: Leaf, value: Any, count: int) -> np.ndarray[Any, Any]:
         try:
             rows = np.asarray(value)
         except ValueError as ragged:
@@ -86,21 +105,9 @@ class ActionWriter:
             raise BadArgument(
                 f"actions{leaf.name} have shape {rows.shape}; {count} slots of {leaf.space} need {(count, *leaf.shape)}"
             )
-        assert leaf.dtype is not None
-        if rows.dtype != leaf.dtype and not np.can_cast(rows.dtype, leaf.dtype, "same_kind"):
+        if rows.dtype != leaf.dtype and not self._fits(i, rows):
             raise BadArgument(f"actions{leaf.name} have dtype {rows.dtype}, which cannot become {leaf.dtype} safely")
         return rows
-
-    def _check_contained(self, slots: Slots) -> None:
-        layout = self.slab.layout
-        if layout.agents:
-            self._check_agents(slots)
-            return
-        for leaf, array in zip(self.leaves, self.arrays):
-            for slot in slots.tolist() if array is not None else ():
-                assert array is not None
-                if not leaf.space.contains(array[slot, 0]):
-                    raise BadArgument(f"action {array[slot, 0]}{leaf.name} of slot {slot} is not in {leaf.space}")
 
     def _check_agents(self, slots: Slots) -> None:
         """Many agents: actions of inactive agents are ignored, so only those of active agents are checked."""
@@ -115,6 +122,15 @@ class ActionWriter:
                         raise BadArgument(
                             f"action {action} of agent {group.agents[place]!r} in slot {slot} is not in {group.action_space}"
                         )
+
+
+def _check_contained(leaf: Leaf, rows: np.ndarray[Any, Any], slots: Slots) -> None:
+    """Refuse actions outside the space. A dtype of the same kind is no reason: the values count."""
+    assert leaf.dtype is not None
+    values = rows.astype(leaf.dtype) if np.can_cast(rows.dtype, leaf.dtype, "same_kind") else rows
+    for slot, value in zip(slots.tolist(), values):
+        if not leaf.space.contains(value):
+            raise BadArgument(f"action {value}{leaf.name} of slot {slot} is not in {leaf.space}")
 
 
 def _looks_single(actions: Any, leaves: list[Leaf]) -> bool:

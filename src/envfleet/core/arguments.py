@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from envfleet.errors import BadArgument
 from envfleet.slots.slab import Slots
+
+
+def refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keyword arguments that do not exist, and say which was meant.
+
+    Example:
+        >>> refuse_unknown("make", ["n_envs"], ["num_envs", "backend"])
+        Traceback (most recent call last):
+        ...
+        envfleet.errors.BadArgument: make() has no argument 'n_envs': did you mean num_envs?
+    """
+    known = sorted(known)
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise BadArgument(f"{call}() has no argument {name!r}: {hint}")
 
 
 def per_slot(what: str, values: Any, count: int, sequences: tuple[type, ...] = (list, tuple)) -> list[Any]:

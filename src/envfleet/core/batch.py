@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from functools import reduce
 from operator import getitem
@@ -17,6 +18,17 @@ from envfleet.slots.slab import Slab, Slots, make_loud
 from envfleet.util.trees import tree_leaves
 
 Array = np.ndarray[Any, Any]
+
+
+_NAMES = ("obs", "reward", "terminated", "truncated", "ended", "info", "final_obs", "final_info", "slots", "step", "length",
+  "ep_return", "episode", "seed", "task", "status", "scored", "active", "faulted", "columns")  # fmt: skip
+#: What these are called in other libraries.
+_MEANT = {"observation": "obs", "observations": "obs", "next_obs": "obs", "rewards": "reward", "dones": "ended", "done": "ended",
+  "infos": "info", "terminations": "terminated", "truncations": "truncated", "final_observation": "final_obs"}  # fmt: skip
+_NO_TUPLE = (
+    "a Batch cannot be unpacked: read batch.obs, batch.reward, batch.terminated, batch.truncated, batch.info; "
+    "envfleet.make_vec gives an environment whose step returns these five as a tuple"
+)
 
 
 class _Scalar:
@@ -108,7 +120,15 @@ class Batch:
             by_group = {key.partition(":")[2]: value for key, value in columns.items() if key.startswith(f"{name}:")}
             if by_group:
                 return by_group
-            raise AttributeError(f"a Batch has no {name!r}; declared columns: {sorted(columns)}")
+            meant = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, [*_NAMES, *columns], 1)), None)
+            hint = f": did you mean batch.{meant}?" if meant else f"; it has {', '.join([*_NAMES, *columns])}"
+            raise AttributeError(f"a Batch has no {name!r}{hint}")
+
+        def __iter__(self) -> Any:
+            raise TypeError(_NO_TUPLE)
+
+        def __getitem__(self, key: Any) -> Any:
+            raise TypeError(f"a Batch is read by name, as in batch.{key if isinstance(key, str) else 'obs'}")
 
     @property
     def columns(self) -> Mapping[str, Array]:

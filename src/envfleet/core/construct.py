@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import gymnasium as gym
 
 from envfleet.autotune.auto import decide
 from envfleet.backends.base import Backend
 from envfleet.backends.slot_mover import Mover
+from envfleet.core.arguments import refuse_unknown
 from envfleet.core.fleet import Fleet
+from envfleet.core.fleet_options import BackendName, EnvLike, ObservationMode, OnEnd, OnFault, StartMethod
 from envfleet.core.plan import Plan
 from envfleet.core.supervisor import Policy
 from envfleet.errors import BadArgument, MissingExtra, SpacesDiffer
@@ -20,7 +23,7 @@ from envfleet.multiagent.agent_env import joint_columns
 from envfleet.multiagent.pettingzoo import as_agent_env, keep_state
 from envfleet.slots import compiled_core
 from envfleet.slots.factories import Recipe, factories_for
-from envfleet.slots.layout import Layout, leaves_of
+from envfleet.slots.layout import Layout, leaves_of, same_rows
 from envfleet.util.loading import load_attribute
 
 #: Backends by name, imported when used: `remote` is above the core, which does not know OpenEnv.
@@ -37,18 +40,19 @@ _SCHEMES = ("http://", "https://", "ws://", "wss://")
 
 
 def make(
-    env: Any,
+    env: EnvLike,
     num_envs: int | None = None,
     *,
-    backend: str | Backend = "auto",
+    backend: BackendName | Backend = "auto",
     num_workers: int | None = None,
-    start_method: str | None = None,
+    start_method: StartMethod | None = None,
     isolate: bool | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Callable[[Any], Any]] = (),
-    on_end: str = "reset",
+    on_end: OnEnd = "reset",
+    observation_mode: ObservationMode = "same",
     columns: Mapping[str, gym.Space[Any]] | None = None,
-    on_fault: str | None = None,
+    on_fault: OnFault | None = None,
     max_restarts: int = 3,
     init_timeout_s: float = 120.0,
     reset_timeout_s: float = 60.0,
@@ -56,6 +60,7 @@ def make(
     blas_threads: int | None = 1,
     with_state: bool = False,
     debug: bool | None = None,
+    **unknown: Never,
 ) -> Fleet:
     """A fleet of environments.
 
@@ -75,6 +80,8 @@ def make(
         env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
         wrappers: callables put around each env, innermost first.
         on_end: "reset" starts the next episode in the same step; "wait" leaves the env at its end until it is sent again.
+        observation_mode: "same" asks for equal observation spaces; "different" allows other bounds in each environment, with
+            the same shapes and dtypes.
         columns: values of `info` to be stored as columns, name -> space.
         on_fault: "raise" an error (the default), or "restart" the env and mark its row (the default with servers).
         max_restarts: restarts of a slot without a completed episode in between, before it is quarantined.
@@ -91,7 +98,10 @@ def make(
         ...     fleet.reset(seed=1).obs.shape
         (2, 4)
     """
+    if unknown:
+        refuse_unknown("make", unknown, inspect.signature(make).parameters.keys() - {"unknown"})
     _check("on_end", on_end, ("reset", "wait"))
+    _check("observation_mode", observation_mode, ("same", "different"))
     on_fault = on_fault or ("restart" if is_remote(env) else "raise")
     _check("on_fault", on_fault, ("raise", "restart"))
     _check_numbers(num_workers, {"init": init_timeout_s, "reset": reset_timeout_s, "step": step_timeout_s}, columns)
@@ -112,6 +122,7 @@ def make(
         blas_threads,
         spec,
         keep_obs=on_fault == "restart",
+        bounds_differ=observation_mode == "different",
     )
     chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe, on_fault)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
@@ -168,6 +179,7 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     try:
         built = backend.start(recipe)
         layout, about = _agree(built, recipe, policy)
+        compiled_core.warn_if_absent()
         if compiled_core.load() is None:
             reason += "; without the compiled core (`envfleet doctor` says why)"
         plan = Plan(backend.name, backend.num_workers, recipe.num_slots, backend.start_method, reason, backend.notes)
@@ -195,19 +207,30 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
             error.add_note(f"also: {init_fault(other, bad[other])}")
         raise error
     first = next(iter(good))
+    owners: dict[Any, int] = {}
     for slot, about in good.items():
+        if owners.setdefault(about.get("identity", slot), slot) != slot:
+            raise BadArgument(
+                f"slots {owners[about['identity']]} and {slot} got the same environment object, so each would step the other's "
+                "episode: the callable must build a new environment at every call (lambda: MyEnv(), not lambda: env)"
+            )
         for name in ("agents", "observation_space", "action_space"):
-            if about.get(name) != good[first].get(name):
+            if not _agrees(name, about.get(name), good[first].get(name), recipe):
                 raise SpacesDiffer(
                     f"slot {slot} has {name} {about.get(name)}, but slot {first} has {good[first].get(name)}: "
-                    "all environments of one fleet need equal spaces and, where there are many, the same agents"
+                    "all environments of one fleet need equal spaces and, where there are many, the same agents",
+                    name,
                 )
-    about = good[first]
+    about = {**good[first], "observation_spaces": [good.get(slot, good[first])["observation_space"] for slot in sorted(built)]}
     columns = {**about["columns"], **recipe.columns}
     agents = tuple(about.get("agents", ()))
     if agents:
         columns = {**joint_columns(columns, len(agents)), **about["agent_columns"]}
     return Layout(about["observation_space"], about["action_space"], columns, agents, about.get("groups", ())), about
+
+
+def _agrees(name: str, one: Any, other: Any, recipe: Recipe) -> bool:
+    return bool(one == other) or (recipe.bounds_differ and name == "observation_space" and same_rows(one, other))
 
 
 def _backend(

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envfleet.backends.base import Backend
 from envfleet.core.actions import ActionWriter
@@ -63,6 +63,7 @@ class Fleet:
         self.metadata: dict[str, Any] = about["metadata"]
         self.render_mode: str | None = about["render_mode"]
         self.spec = backend.recipe.spec
+        self._observation_spaces = about["observation_spaces"] if backend.recipe.bounds_differ else None
         self.slab: Slab = backend.attach(layout)
         self._backend = backend
         self._debug = debug
@@ -85,6 +86,8 @@ class Fleet:
     @property
     def observation_space(self) -> gym.Space[Any]:
         """The space of `batch.obs` for all slots."""
+        if self._observation_spaces is not None:
+            return batch_differing_spaces(self._observation_spaces)
         return batch_space(self.single_observation_space, self.num_envs)
 
     @property
@@ -381,6 +384,35 @@ class Fleet:
             self._supervisor.take()
             self._supervisor.look()
         return np.flatnonzero(self._table.meet() == DONE)
+
+    def abandon(self, slots: Sequence[int] | Slots | None = None) -> list[Fault]:
+        """Give up what slots (default: all) are doing, without waiting for it. Their rows are dropped, and they can be reset.
+
+        For a deadline of your own, and for leaving early. A worker process is killed, and other slots that share it come
+        back as FAULT rows; an awaited call is cancelled. A thread cannot be ended: on `thread`, and for ordinary envs on
+        `aio`, the call runs on, nothing of it is used, and the slot is quarantined. Rows that were complete are dropped too.
+        Returns the faults that were recorded for these slots; they do not count as restarts.
+
+        Example:
+            >>> import envfleet as ef
+            >>> with ef.make("CartPole-v1", num_envs=2, backend="pipe") as fleet:
+            ...     batch = fleet.reset(seed=0)
+            ...     fleet.send([0, 1])
+            ...     faults = fleet.abandon([1])
+            ...     batch = fleet.reset(slots=[1])
+            >>> batch.slots.tolist()
+            [1]
+        """
+        return self._do(self._abandon, slots)
+
+    def _abandon(self, slots: Any) -> list[Fault]:
+        chosen, _ = self._slots(slots)
+        num_faults = len(self.faults)
+        if self._backend.num_out:
+            self._backend.wait(self.num_envs, 0.0)  # what is complete stays complete; slots of the parent's own are stepped
+        self._supervisor.abandon(chosen.tolist())
+        self._last_slots = _NO_SLOTS
+        return [fault for fault in self.faults[num_faults:] if fault.slot in chosen]
 
     # -- resetting ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 from envfleet.backends.base import Backend
 from envfleet.core.slot_table import SlotTable
 from envfleet.errors import FaultError, KeeperLost
-from envfleet.faults.failure import Failure, Fault, Loss, exit_words
+from envfleet.faults.failure import VERBS, Failure, Fault, Loss, exit_words
 from envfleet.slots.layout import FAULT, QUARANTINED, REBUILD, RESET
 from envfleet.slots.slab import Slots
 from envfleet.util.backoff import backoff_s
@@ -86,6 +86,7 @@ class Supervisor:
         self._watched_s = 0.0  # the time spent looking
         self._lost_at = np.zeros(count, np.uint32)  # the turn in which a slot was lost
         self._rebuilds = np.zeros(count, np.int64)
+        self._abandoned: set[int] = set()  # slots the caller gives up, until that is complete
 
     # -- what the backend reports ---------------------------------------------------------------------------------
 
@@ -101,6 +102,14 @@ class Supervisor:
             raise KeeperLost
         if self.troubled:
             self._take_back()  # first: what has come back may be lost again by what follows
+        for slot in sorted(self._abandoned):  # giving it up was interrupted
+            self._give_up(slot)
+        self._take_reports()
+        if self.troubled:
+            self._take_back()
+
+    def _take_reports(self) -> None:
+        backend = self.backend
         while backend.failures:
             slot, failure = next(iter(backend.failures.items()))
             self._failed(slot, failure)
@@ -108,8 +117,6 @@ class Supervisor:
         while backend.losses:
             self._worker_lost(backend.losses[0])
             backend.losses.popleft()
-        if self.troubled:
-            self._take_back()
 
     def credit(self, slots: list[int] | Slots) -> None:
         """A completed episode clears the slot's count of restarts."""
@@ -145,7 +152,7 @@ class Supervisor:
         self.num_losses[slots] += 1
         words = exit_words(loss.exit_code)
         culprit = loss.slot
-        if loss.overrun:
+        if loss.ended_because:
             slots.sort(key=lambda slot: slot != culprit)  # the slot that caused it first
         for slot in slots:
             if self.quarantined[slot] or (self.lost[slot] and self._lost_at[slot] == self.table.given[slot]):
@@ -153,10 +160,14 @@ class Supervisor:
             is_out = self.table.is_out(slot)
             details: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
             if slot == culprit:
-                kind, cause = ("timeout", loss.overrun) if loss.overrun else ("lost", f"the worker process {words}")
+                kind, cause = (loss.kind, loss.ended_because) if loss.ended_because else ("lost", f"the worker process {words}")
                 fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **details)
             else:
-                what = f"timed out in {loss.phase}" if loss.overrun else f"was in {loss.phase} when the process {words}"
+                what = (
+                    f"{VERBS[loss.kind]} in {loss.phase}"
+                    if loss.ended_because
+                    else f"was in {loss.phase} when the process {words}"
+                )
                 shared = f"it shared worker {loss.worker} with slot {culprit}, which {what}"
                 idle = " while idle" if loss.phase == "idle" else ""
                 cause = shared if culprit >= 0 else f"the worker process {words}{idle}"
@@ -187,8 +198,7 @@ class Supervisor:
             elif now - first >= min(0.5, 0.1 * limit):
                 self._suspect.pop(i)
                 setting = phase if phase in ("init", "reset") else "step"
-                words = f"{phase} took longer than {setting}_timeout_s={limit:g}"
-                self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
+                self._end_call(slot, phase, f"{phase} took longer than {setting}_timeout_s={limit:g}")
         self._look_for_silence(now)
         if not force:
             backend.mind(self._free)
@@ -224,7 +234,7 @@ class Supervisor:
                     f"no answer within {phase}_timeout_s={limit:g}, and its worker says that it does nothing: "
                     "it was stopped, or the environment left something behind that blocks its interpreter"
                 )
-                self._timed_out(int(backend.worker_of[slot]), slot, phase, words)
+                self._end_call(slot, phase, words)
                 return  # the other slots of the same worker are lost too
 
     def watch_calls(self, slots: list[int]) -> CallWatch:
@@ -259,7 +269,7 @@ class Supervisor:
             is_idle = backend.can_kill and said < 0 and min(waited_s, backend.now() - since) > limit
             if backend.has_deadline(slot) and (is_idle or waited_s > limit * (1 + len(self.lost))):
                 words = f"no answer to a call within step_timeout_s={limit:g}, and its worker says that it does nothing"
-                self._timed_out(int(backend.worker_of[slot]), slot, "call", words)
+                self._end_call(slot, "call", words)
                 return  # the other slots of the same worker are lost too
 
     def next_look_s(self) -> float:
@@ -268,14 +278,38 @@ class Supervisor:
             return _LOOK_S
         return max(0.001, min(_LOOK_S, min(self._due.values()) - self.backend.now()))
 
-    def _timed_out(self, worker: int, slot: int, phase: str, words: str) -> None:
+    def _end_call(self, slot: int, phase: str, words: str, kind: str = "timeout") -> None:
+        """End what a slot is doing: its worker, or where that is impossible only the wait for it."""
         if self.backend.can_kill:
-            self.backend.overrun(worker, slot, phase, words)
-            self.take()
+            self.backend.end_worker(slot, phase, words, kind)
+            self._take_reports()
             return
         is_out = self.table.is_out(slot)
-        fault = self._record(slot, "timeout", phase, words, is_out, worker=worker, stack=self.backend.kill(worker))
+        fault = self._record(slot, kind, phase, words, is_out, stack=self.backend.give_up(slot))
         self._handle(fault, counts=True, is_out=is_out, gone=not self.backend.can_rebuild_abandoned)
+
+    # -- giving up -----------------------------------------------------------------------------------------------
+
+    def abandon(self, slots: list[int]) -> None:
+        """Give up what these slots are doing: the caller owns them again, without their rows."""
+        self.take()
+        self._abandoned.update(slots)  # from here on `take` completes it, should this be interrupted
+        for slot in slots:
+            self._give_up(slot)
+
+    def _give_up(self, slot: int) -> None:
+        table = self.table
+        is_waiting = slot in self._due and table.given[slot] == self._lost_at[slot]  # it failed, and is not yet rebuilt
+        self._due.pop(slot, None)
+        table.held[slot] = False
+        if not is_waiting and table.is_out(slot):
+            phase = {RESET: "reset", REBUILD: "init"}.get(int(self.backend.slab.head["command"][slot]), "step")
+            self._end_call(slot, phase, "the caller gave it up: reset the slot to use it again", "abandoned")
+        self.pending.pop(slot, None)
+        table.done[slot] = table.given[slot]
+        table.seen[slot] = table.given[slot]
+        table.plain = False
+        self._abandoned.discard(slot)
 
     # -- what happens next --------------------------------------------------------------------------------------
 
@@ -320,7 +354,11 @@ class Supervisor:
         slot, table = fault.slot, self.table
         self.troubled, table.plain = True, False
         if is_out and slot not in self._interrupted:
+            # Now, also for a slot that is abandoned: later its row may hold what was never delivered.
             self._interrupted[slot] = self._interrupt(slot, fault, is_out)
+        if slot in self._abandoned:
+            is_out = False
+            self.quarantined[slot] |= gone
         self._lost_at[slot] = table.given[slot]
         self.lost[slot] = True
         if not is_out:

@@ -42,7 +42,7 @@ class Connect4AEC(AECEnv):  # type: ignore[misc]
 
     metadata: dict[str, Any] = {  # noqa: RUF012 (PettingZoo has it so)
         "name": "connect4_aec_v0",
-        "render_modes": ["rgb_array", "ansi"],
+        "render_modes": ["human", "rgb_array", "ansi"],
         "is_parallelizable": False,
         "render_fps": 2,
     }
@@ -51,7 +51,7 @@ class Connect4AEC(AECEnv):  # type: ignore[misc]
         if illegal not in ("lose", "raise"):
             raise BadArgument(f"illegal={illegal!r}: choose 'lose' or 'raise'")
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise BadArgument(f"render_mode={render_mode!r}: choose 'rgb_array', 'ansi' or None")
+            raise BadArgument(f"render_mode={render_mode!r}: choose 'human', 'rgb_array', 'ansi' or None")
         self.illegal, self.render_mode = illegal, render_mode
         self.possible_agents = ["player_0", "player_1"]
         self.agents: list[str] = []
@@ -120,9 +120,11 @@ class Connect4AEC(AECEnv):  # type: ignore[misc]
         self.terminations = dict.fromkeys(self.agents, True)
 
     def render(self) -> Any:
-        """The board as pixels or as text, by `render_mode`."""
+        """The board as pixels, as text or printed, by `render_mode`."""
         if self.render_mode == "ansi":
             return as_text(self._board)
+        if self.render_mode == "human":
+            print(as_text(self._board))
         if self.render_mode != "rgb_array":
             return None
         out = np.full((ROWS * _PIXELS, COLUMNS * _PIXELS, 3), (40, 80, 170), np.uint8)

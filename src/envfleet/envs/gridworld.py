@@ -48,7 +48,7 @@ class GridWorldEnvParallel(PettingZooParallelEnv):  # type: ignore[misc]
         min_distance: how far goals are at least, in steps (default: `size`; nearer where a crowded grid has none).
         compass: agents know the way round the obstacles (each other they must still avoid); without it they have to find
             it from what they see.
-        render_mode: "rgb_array", "ansi" or None.
+        render_mode: "rgb_array", "ansi", "human" (`render` prints the text) or None.
 
     Example:
         >>> env = GridWorldEnvParallel(size=6, num_agents=3)
@@ -61,7 +61,7 @@ class GridWorldEnvParallel(PettingZooParallelEnv):  # type: ignore[misc]
 
     metadata: dict[str, Any] = {  # noqa: RUF012 (PettingZoo has it so)
         "name": "gridworld_v0",
-        "render_modes": ["rgb_array", "ansi"],
+        "render_modes": ["human", "rgb_array", "ansi"],
         "is_parallelizable": True,
         "render_fps": 8,
     }
@@ -81,7 +81,7 @@ class GridWorldEnvParallel(PettingZooParallelEnv):  # type: ignore[misc]
         if max_cycles < 1:
             raise BadArgument(f"max_cycles={max_cycles}: give a whole number from 1 up")
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise BadArgument(f"render_mode={render_mode!r}: choose 'rgb_array', 'ansi' or None")
+            raise BadArgument(f"render_mode={render_mode!r}: choose 'human', 'rgb_array', 'ansi' or None")
         self._world = GridModel(size, num_agents, num_obstacles, view, reward, min_distance, compass)
         self.max_cycles, self.render_mode = max_cycles, render_mode
         self.possible_agents = [f"agent_{i}" for i in range(num_agents)]
@@ -142,9 +142,11 @@ class GridWorldEnvParallel(PettingZooParallelEnv):  # type: ignore[misc]
         return self._world.state()
 
     def render(self) -> Any:
-        """The grid as pixels or as text, by `render_mode`."""
+        """The grid as pixels, as text or printed, by `render_mode`."""
         if self.render_mode == "rgb_array":
             return self._world.picture()
+        if self.render_mode == "human":
+            print(self._world.text())
         return self._world.text() if self.render_mode == "ansi" else None
 
     def close(self) -> None:

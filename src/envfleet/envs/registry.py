@@ -71,6 +71,24 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     raise BadArgument(f"unknown environment {name!r}: {problem.rstrip('.')}. {hint}")
 
 
+def spec_of(name: str) -> Any:
+    """The Gymnasium spec that builds the environment of this name anywhere; None if it is not a Gymnasium environment.
+
+    Example:
+        >>> spec_of("tmaze").make().unwrapped.length, spec_of("CartPole-v1").max_episode_steps
+        (10, 500)
+    """
+    import gymnasium as gym
+
+    found = resolve_env(name)
+    if isinstance(found, str):
+        return gym.spec(found.rpartition(":")[2])
+    built = found()
+    if hasattr(built, "close"):
+        built.close()
+    return gym.envs.registration.EnvSpec(name, SHORT_NAMES.get(name.lower(), name)) if isinstance(built, gym.Env) else None
+
+
 def _load(name: str, target: str) -> str | Callable[..., Any]:
     """What "module:attribute" names: a factory, a module of multi-agent environments, or an id the module registers."""
     module_name, _, attribute = target.partition(":")

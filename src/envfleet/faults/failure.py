@@ -11,9 +11,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from envfleet.errors import EnvFailed, EnvTimeout, FaultError, WorkerLost
+from envfleet.errors import EnvAbandoned, EnvFailed, EnvTimeout, FaultError, WorkerLost
 
-KINDS: dict[str, type[FaultError]] = {"failed": EnvFailed, "timeout": EnvTimeout, "lost": WorkerLost}
+KINDS: dict[str, type[FaultError]] = {"failed": EnvFailed, "timeout": EnvTimeout, "lost": WorkerLost, "abandoned": EnvAbandoned}
+#: What happened to a slot, by kind.
+VERBS = {"failed": "failed", "timeout": "timed out", "lost": "lost its worker", "abandoned": "was abandoned"}
 
 #: The most that is kept: characters of an exception's text and traceback, bytes of its pickle.
 _MAX_SUMMARY, _MAX_TRACEBACK, _MAX_PICKLE = 2_000, 32_000, 1 << 20
@@ -175,7 +177,7 @@ class Fault:
     """One fault of one slot: where it happened, what caused it, and what was last done there."""
 
     slot: int
-    kind: str  # "failed": the env raised; "timeout": past its deadline; "lost": its worker's process ended
+    kind: str  # "failed": the env raised; "timeout": past its deadline; "lost": its worker's process ended; "abandoned": given up by the caller
     phase: str
     cause: str
     episode: int = -1
@@ -200,8 +202,7 @@ class Fault:
         return error
 
     def __str__(self) -> str:
-        verb = {"failed": "failed", "timeout": "timed out", "lost": "lost its worker"}[self.kind]
-        where = f"slot {self.slot} {verb} in {self.phase}"
+        where = f"slot {self.slot} {VERBS[self.kind]} in {self.phase}"
         details = []
         if self.episode >= 0:
             details.append(f"episode {self.episode}")
@@ -278,9 +279,10 @@ class Loss:
     exit_code: int | None
     slot: int  # -1: it was idle
     phase: str
-    #: Set when it was ended because that slot overran its deadline: the words for it, and the Python stacks it was in.
-    overrun: str = ""
+    #: Set when it was ended because of that slot: why, the Python stacks it was in, and the kind of fault.
+    ended_because: str = ""
     stack: str = ""
+    kind: str = "timeout"  # or "abandoned"
 
 
 def init_fault(slot: int, what: Failure | Loss, worker: int | None = None) -> Fault:

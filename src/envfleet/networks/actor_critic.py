@@ -105,6 +105,12 @@ class ActorCritic(nn.Module):
         free = self.actions.num_free
         self.log_std = nn.Parameter(torch.full((free,), float(config.log_std_init))) if free else None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Acting and learning hold views of the layers this network was built with: another layer would be ignored.
+        if isinstance(value, nn.Module) and name in self.__dict__.get("_modules", {}):
+            raise BadArgument(f"{name} cannot be replaced: change its parameters, or build another network and policy")
+        super().__setattr__(name, value)
+
     @property
     def state_width(self) -> int:
         """Width of one core's state; 0 for a Markov network."""

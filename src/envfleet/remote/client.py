@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from envfleet import errors
 from envfleet.errors import FleetError, ResetNeeded
 from envfleet.remote import exact_protocol, wire
 from envfleet.remote.address import endpoints_of, get_json
 from envfleet.remote.answer_check import AnswerChecker
-from envfleet.remote.client_config import ClientConfig, ClientStats
+from envfleet.remote.client_config import ClientConfig, ClientOptions, ClientStats
 from envfleet.remote.connecting import Opener
 from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
 from envfleet.remote.result import Fields, StepResult, action_payload
@@ -43,7 +43,7 @@ class AsyncEnvClient:
         ...         return (await client.step({"message": "hi"})).reward
     """
 
-    def __init__(self, url: str | Sequence[str] | Mapping[str, Any], **options: Any) -> None:
+    def __init__(self, url: str | Sequence[str] | Mapping[str, Any], **options: Unpack[ClientOptions]) -> None:
         self.config = ClientConfig.of(options)
         self._endpoints = endpoints_of(url, self.config)
         self._table = self.config.capacity or shared_table()

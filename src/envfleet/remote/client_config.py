@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from envfleet.errors import BadArgument
 from envfleet.remote.session_queue import CapacityTable
@@ -59,6 +59,26 @@ class ClientConfig:
         if options.get("repeats", "check") not in ("check", "fault"):
             raise BadArgument(f"repeats={options['repeats']!r}: choose 'check' or 'fault'")
         return cls(**options)
+
+
+class ClientOptions(TypedDict, total=False):
+    """The fields of `ClientConfig`, for type checkers."""
+
+    headers: Mapping[str, str] | None
+    token: str | None
+    connect_timeout_s: float
+    message_timeout_s: float
+    capacity_timeout_s: float
+    down_timeout_s: float
+    max_message_bytes: int
+    ping_interval_s: float | None
+    ping_timeout_s: float | None
+    compression: bool
+    ssl_context: ssl.SSLContext | None
+    binary: bool
+    repeats: Literal["check", "fault"]
+    step_counts: bool
+    capacity: CapacityTable | None
 
 
 @dataclass

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 from envfleet import errors
 from envfleet.errors import BadArgument, ResetNeeded
 from envfleet.remote import wire
 from envfleet.remote.answer_check import AnswerChecker
+from envfleet.remote.client_config import ClientOptions
 from envfleet.remote.result import Fields, StepResult
 
 _CODE = re.compile(r"\(code: ([A-Z_]+)\)")
 T = TypeVar("T")
 
 
-def as_client(client: Any, **options: Any) -> Any:
+class Stepped(Protocol):
+    """Anything with `reset` and `step`."""
+
+    reset: Any
+    step: Any
+
+
+ClientLike = str | Sequence[str] | Mapping[str, Any] | Stepped
+
+
+def as_client(client: ClientLike, **options: Unpack[ClientOptions]) -> Any:
     """A client from an address, a list of them, a mapping with `env_url`, or anything with `reset` and `step`.
 
     Clients of `openenv` and `openenv-core`, async or `.sync()`, are wrapped in `OfficialClient`, which gives them the

@@ -8,11 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
+from envfleet.core.fleet_options import EnvLike
 from envfleet.errors import BadArgument, FleetError
 from envfleet.remote.app import App
-from envfleet.remote.server_config import ServerConfig
+from envfleet.remote.server_config import ServerConfig, ServerOptions
 from envfleet.remote.session_host import FleetHost
 from envfleet.remote.space_codec import Dialect
 from envfleet.slots.factories import env_name, resolve
@@ -37,11 +38,12 @@ class Server:
         1.0
     """
 
-    def __init__(self, env: Any, **options: Any) -> None:
-        if "workers" in options:  # as uvicorn calls it
-            options["num_workers"] = options.pop("workers")
+    def __init__(self, env: EnvLike, **options: Unpack[ServerOptions]) -> None:
+        given: dict[str, Any] = {**options}
+        if "workers" in given:  # as uvicorn calls it
+            given["num_workers"] = given.pop("workers")
         try:
-            self.config = ServerConfig(**options)
+            self.config = ServerConfig(**given)
         except TypeError as unknown:
             raise BadArgument(f"server options: {unknown}") from None
         factory = resolve(env)
@@ -114,7 +116,7 @@ class Server:
         self.close()
 
 
-def serve(env: Any, **options: Any) -> None:
+def serve(env: EnvLike, **options: Unpack[ServerOptions]) -> None:
     """Serve an environment to OpenEnv clients; see Server for `env`, ServerConfig for the options.
 
     It blocks until it is interrupted; `Server(env).start()` does not.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypedDict
 
 from envfleet.errors import BadArgument
+
+ServerBackend = Literal["auto", "pipe", "thread", "aio", "serial"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     max_sessions: int = 64
-    backend: str = "auto"
+    backend: ServerBackend = "auto"
     num_workers: int | None = None
     idle_timeout_s: float = 300.0
     init_timeout_s: float = 120.0
@@ -61,3 +64,25 @@ class ServerConfig:
             raise BadArgument("the token is empty")
         if isinstance(self.allow_hosts, str) or isinstance(self.allow_origins, str):
             raise BadArgument("allow_hosts and allow_origins are lists of strings")
+
+
+class ServerOptions(TypedDict, total=False):
+    """The fields of `ServerConfig`, for type checkers; `workers` is uvicorn's name for `num_workers`."""
+
+    host: str
+    port: int
+    max_sessions: int
+    backend: ServerBackend
+    num_workers: int | None
+    workers: int | None
+    idle_timeout_s: float
+    init_timeout_s: float
+    step_timeout_s: float
+    max_message_bytes: int
+    token: str | None
+    ping_s: float
+    handover_s: float
+    episode_idle_s: float
+    request_timeout_s: float
+    allow_hosts: Sequence[str]
+    allow_origins: Sequence[str]

@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from envfleet.errors import FleetClosed, FleetError, ProtocolBroken
 from envfleet.remote.client import AsyncEnvClient
-from envfleet.remote.client_config import ClientStats
+from envfleet.remote.client_config import ClientOptions, ClientStats
 from envfleet.remote.result import Fields, StepResult
 from envfleet.util.loop_thread import LoopThread
 
@@ -95,7 +95,7 @@ class HttpEnvClient:
         ...         return client.step({"message": "hi"}).reward
     """
 
-    def __init__(self, url: str | Sequence[str] | Mapping[str, Any], **options: Any) -> None:
+    def __init__(self, url: str | Sequence[str] | Mapping[str, Any], **options: Unpack[ClientOptions]) -> None:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[int, Call] = {}  # by thread: the last one, which may have been interrupted

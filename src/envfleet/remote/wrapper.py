@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from envfleet.errors import BadArgument, SessionInterrupted
 from envfleet.remote.address import shared_schema
-from envfleet.remote.official_clients import as_client
+from envfleet.remote.official_clients import ClientLike, as_client
 from envfleet.remote.result import StepResult
 from envfleet.remote.space_views import SessionView
 
@@ -48,7 +48,7 @@ class OpenEnvGymnasiumWrapper(SessionView):
 
     def __init__(
         self,
-        client: Any,
+        client: ClientLike,
         observation_mode: ObservationMode = "text",
         action_mode: ActionMode = "text",
         actions: Sequence[Any] | None = None,

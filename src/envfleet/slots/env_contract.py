@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +42,8 @@ def describe(env: Any) -> dict[str, Any]:
     """What the parent needs to know about an env: spaces, metadata, render mode, spec, declared columns."""
     observation_space, action_space = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
-        raise TypeError(f"{type(env).__name__} has no observation_space and action_space of Gymnasium")
+        old = " (they are of the old package `gym`: wrap the env by shimmy, or port it)" if _is_of_gym(observation_space) else ""
+        raise TypeError(f"{type(env).__name__} has no observation_space and action_space of Gymnasium{old}")
     try:
         columns = attribute(env, "envfleet_columns")
     except AttributeError:
@@ -54,12 +56,32 @@ def describe(env: Any) -> dict[str, Any]:
         "render_mode": getattr(env, "render_mode", None),
         "spec": getattr(env, "spec", None),
         "columns": dict(columns),
+        "identity": (os.getpid(), id(getattr(env, "unwrapped", env))),  # two slots must not have the same object
     }
 
 
 def attribute(env: Any, name: str) -> Any:
     """An attribute of an env, looked for through its wrappers."""
     return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+
+
+def reset_parameters(env: Any) -> tuple[list[str], list[str]]:
+    """Which of `seed` and `options` the env's reset takes, and which of them it has no default for.
+
+    Example:
+        >>> class Old:
+        ...     def reset(self, seed, options=None): ...
+        >>> reset_parameters(Old())
+        (['seed', 'options'], ['seed'])
+    """
+    try:
+        parameters = inspect.signature(env.reset).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return [], []
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = {name: parameters[name] for name in ("seed", "options") if name in parameters}
+    takes = ["seed", "options"] if any_name else list(known)
+    return takes, [name for name, parameter in known.items() if parameter.default is parameter.empty]
 
 
 def task_routes(env: Any) -> tuple[bool, Callable[[Any], Any] | None]:
@@ -86,8 +108,21 @@ def unpack_result(result: Any, count: int, phase: str) -> Any:
     if not isinstance(result, (tuple, list)) or len(result) != count:
         names = "(obs, reward, terminated, truncated, info)" if phase == "step" else "(obs, info)"
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
-        raise TypeError(f"{phase}() returned {got}, not {names}")
+        raise TypeError(f"{phase}() returned {got}, not {names}{_old_api(result, phase)}")
     return result
+
+
+def _is_of_gym(space: Any) -> bool:
+    return type(space).__module__.partition(".")[0] == "gym"
+
+
+def _old_api(result: Any, phase: str) -> str:
+    """What to do about an env of the old Gym API; "" if it is not that."""
+    if phase == "step" and isinstance(result, (tuple, list)) and len(result) == 4:
+        return ': this is the old Gym API. Return terminated and truncated (a time limit) instead of "done"'
+    if phase == "reset" and not (isinstance(result, (tuple, list)) and len(result) > 2):
+        return ": if this is the observation alone, as in the old Gym API, return it with a dict: `return obs, {}`"
+    return ""
 
 
 def checked_info(info: Any) -> dict[str, Any]:

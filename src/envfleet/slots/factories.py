@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import multiprocessing
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -83,6 +84,7 @@ class Recipe:
     blas_threads: int | None = 1
     spec: EnvSpec | None = None
     keep_obs: bool = True  # whether fault rows, which hold the last observation, are needed
+    bounds_differ: bool = False  # whether observation spaces may differ in what is not in a row
 
     @property
     def num_slots(self) -> int:
@@ -99,7 +101,7 @@ class Recipe:
         return {"init": self.init_timeout_s, "reset": self.reset_timeout_s}.get(phase, self.step_timeout_s)
 
     def pack(self) -> bytes:
-        """The factories and the registered specs as bytes, for workers in other processes."""
+        """The factories, the registered specs and the key of multiprocessing's managers as bytes, for other processes."""
         unique: list[Factory] = []
         index: dict[int, int] = {}
         for factory in self.factories:
@@ -107,12 +109,15 @@ class Recipe:
                 index[id(factory)] = len(unique)
                 unique.append(factory)
         blobs = [pickled(factory, "the environment factory") for factory in unique]
-        return pickle.dumps(([index[id(f)] for f in self.factories], blobs, _pack_registry()))
+        authkey = bytes(multiprocessing.current_process().authkey)
+        return pickle.dumps(([index[id(f)] for f in self.factories], blobs, _pack_registry(), authkey))
 
 
 def unpack_factories(data: bytes) -> list[Factory]:
     """In a worker: register the parent's specs and give back one factory per slot."""
-    index, blobs, registry = pickle.loads(data)
+    index, blobs, registry, authkey = pickle.loads(data)
+    if authkey:
+        multiprocessing.current_process().authkey = authkey  # else an env with a manager's queue or lock is refused by it
     for blob in registry:
         try:
             spec = pickle.loads(blob)

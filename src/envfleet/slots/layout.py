@@ -67,6 +67,17 @@ def leaves_of(space: gym.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
     return [Leaf(path, space, None, ())]
 
 
+def same_rows(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Whether values of two spaces are stored in the same way: equal but for their bounds.
+
+    Example:
+        >>> same_rows(spaces.Box(0, 1, (2,)), spaces.Box(0, 9, (2,))), same_rows(spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,)))
+        (True, False)
+    """
+    rows = [[(leaf.path, leaf.dtype, leaf.shape) for leaf in leaves_of(space)] for space in (one, other)]
+    return rows[0] == rows[1]
+
+
 def gather(space: gym.Space[Any], values: list[Any]) -> Any:
     """Build the tree of `space` from one value per leaf, given in the order of `leaves_of`.
 
@@ -164,6 +175,7 @@ class Layout:
         kept here so that the C and the Python version can alternate. All else describes the transition in the row.
         `pending` (acted, and its transition is still open) and `over` are written for envs of many agents only.
         `step_ns`, how long the env worked for this row, and `busy_ns`, for all rows so far, are measurements, not data.
+        `action_type` says, per leaf of the action, in which dtype the caller gave it: see `action_types`.
         """
         agents = (self.num_agents,)
         return np.dtype(
@@ -193,6 +205,7 @@ class Layout:
                 ("waiting", "?"),
                 ("status", "u1"),
                 ("command", "u1"),
+                ("action_type", "u1", (max(1, len(self.action_leaves)),)),
             ],
             align=True,
         )
@@ -208,6 +221,9 @@ class Layout:
             for i, leaf in enumerate(leaves):
                 if leaf.dtype is not None:
                     out.append((f"{kind}/{i}", leaf.dtype, one + leaf.shape))
+        for i, leaf in enumerate(() if self.agents else self.action_leaves):
+            if leaf.dtype is not None:
+                out.append((f"wide_action/{i}", np.dtype(np.uint64), one + leaf.shape))
         for name, space in self.columns.items():
             (leaf,) = leaves_of(space)
             assert leaf.dtype is not None

@@ -192,8 +192,8 @@ class Slab:
 
     def unpack(
         self, slots: Slots, names: list[str], data: Any, offset: int = 0, chosen: np.ndarray[Any, Any] | None = None
-    ) -> None:
-        """Write what `pack` made into the same rows here, or into the `chosen` ones of them (a bool per slot)."""
+    ) -> int:
+        """Write what `pack` made into the same rows here, or into the `chosen` ones (a bool per slot); where it ends."""
         for name in names:
             array = self.arrays[name]
             count = len(slots) * int(np.prod(array.shape[1:], dtype=np.int64))
@@ -203,9 +203,21 @@ class Slab:
             else:
                 array[slots[chosen]] = rows[chosen]
             offset += rows.nbytes
+        return offset
+
+    def pack_actions(self, slots: Slots) -> bytes:
+        """What a worker needs of the rows to advance them; the wide actions only where there are some."""
+        data = self.pack(slots, self.names("head", "action"))
+        return data + self.pack(slots, self.names("wide_action")) if self.head["action_type"][slots].any() else data
+
+    def unpack_actions(self, slots: Slots, data: Any, offset: int) -> None:
+        """Write what `pack_actions` made."""
+        offset = self.unpack(slots, self.names("head", "action"), data, offset)
+        if self.head["action_type"][slots].any():
+            self.unpack(slots, self.names("wide_action"), data, offset)
 
     def names(self, *kinds: str) -> list[str]:
-        """The arrays' names of these kinds, in order: "head", "obs", "final_obs", "action", "column"."""
+        """The arrays' names of these kinds, in order: "head", "obs", "final_obs", "action", "wide_action", "column"."""
         return [name for name in self.arrays if name.split("/")[0] in kinds]
 
 

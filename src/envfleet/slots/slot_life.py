@@ -17,7 +17,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from envfleet.faults.failure import Failure
-from envfleet.slots.env_contract import attribute, checked_info, number_of, snapshot_value, task_routes, unpack_result
+from envfleet.slots.action_types import read_wide
+from envfleet.slots.env_contract import (
+    attribute,
+    checked_info,
+    number_of,
+    reset_parameters,
+    snapshot_value,
+    task_routes,
+    unpack_result,
+)
 from envfleet.slots.layout import FAULT, READY, REBUILD, RESET, fits, leaves_of, scatter
 from envfleet.slots.slab import Slab
 
@@ -76,6 +85,8 @@ class SlotLife:
         self.joint: Any = None  # writes the row where the env has many agents
         self._set_task: Callable[[Any], Any] | None = None
         self._reset_takes_task = False
+        self._reset_takes: list[str] = []  # "seed" and "options", if the env's reset has them
+        self.reset_needs: list[str] = []  # those without a default
 
     # -- building -----------------------------------------------------------------------------------------------
 
@@ -101,6 +112,7 @@ class SlotLife:
         """Take an env that is built: here just now, or in another process, from where it was moved."""
         self.drop()
         self._reset_takes_task, self._set_task = task_routes(env)
+        self._reset_takes, self.reset_needs = reset_parameters(env)
         self.env = env if self._many_agents is None else self._many_agents.adapt(env)
 
     def drop(self) -> None:
@@ -136,6 +148,8 @@ class SlotLife:
         self._obs_leaves, self._action_leaves = slab.obs_leaves, slab.action_leaves
         self._obs, self._final_obs = slab.leaf_arrays("obs"), slab.leaf_arrays("final_obs")
         self._actions = slab.leaf_arrays("action")
+        self._wide_actions = [slab.arrays.get(f"wide_action/{i}") for i in range(len(self._actions))]
+        self._action_type = head["action_type"]
         self._columns = [
             (name, leaves_of(space)[0], slab.arrays[f"column/{name}"]) for name, space in slab.layout.columns.items()
         ]
@@ -221,7 +235,7 @@ class SlotLife:
 
     def _begin(self) -> Calls:
         """A reset that is a row of its own: no transition, step -1."""
-        self.info = yield from self._reset_env()
+        self.info = yield from self._reset_env(self._reset_takes)
         slot = self.slot
         task, seed = self._now_task[slot], self._now_seed[slot]
         self._write_head(self._started[slot] - 1, -1, 0.0, 0.0, (False, False), task, seed)
@@ -236,14 +250,20 @@ class SlotLife:
         self._terminated[slot], self._truncated[slot] = ends
         self._task[slot], self._seed[slot] = task, seed
 
-    def _reset_env(self) -> Generator[Call, Any, Any]:
-        """Reset with the next seed and task; writes `obs`. The only reset of an env in this library."""
+    def _reset_env(self, names: list[str] | None = None) -> Generator[Call, Any, Any]:
+        """Reset with the next seed and task; writes `obs`. The only reset of an env in this library.
+
+        `names`: arguments to pass in any case. As Gymnasium's vector envs do it, a reset that the caller asked for passes
+        `seed` and `options` also when they are None; an automatic one only where the env has no default.
+        """
         slot = self.slot
         self.check_hold()
         seed, task = int(self._next_seed[slot]), int(self._next_task[slot])
         self._next_seed[slot] = -1
         self._now_task[slot], self._now_seed[slot] = task, seed  # before the call: a fault in it names them
-        kwargs: dict[str, Any] = {} if seed < 0 else {"seed": seed}
+        kwargs: dict[str, Any] = dict.fromkeys(self.reset_needs if names is None else names)
+        if seed >= 0:
+            kwargs["seed"] = seed
         options, self.options = self.options, None
         if task >= 0:
             # Unpickled for every episode: an env that changes its task cannot change that of the next episode.
@@ -382,7 +402,8 @@ class SlotLife:
             if array is None:
                 values.append(self.slab.mail["action"][i][slot])
             else:
-                value = array[slot, 0]
+                wide, number = self._wide_actions[i], int(self._action_type[slot, i])
+                value = read_wide(wide, slot, number) if number and wide is not None else array[slot, 0]
                 values.append(value.copy() if isinstance(value, np.ndarray) else value)
         return values[0] if self._action_leaves[0].path == () else self.slab.gather_action(values)
 

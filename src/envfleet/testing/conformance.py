@@ -19,6 +19,7 @@ from gymnasium import spaces
 from envfleet.backends.base import Backend
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
+from envfleet.core.fleet_options import BackendName
 from envfleet.core.slot_table import KEEP
 from envfleet.envs.probe import Counting, Faulty, Mixed, Tasked
 from envfleet.errors import EnvFailed, FleetClosed, ResetNeeded, SlotBusy
@@ -36,7 +37,7 @@ class Start:
         'serial'
     """
 
-    def __init__(self, backend: str | Callable[..., Backend], **options: Any) -> None:
+    def __init__(self, backend: BackendName | Callable[..., Backend], **options: Any) -> None:
         self.backend = backend
         self.options = options
 
@@ -49,6 +50,23 @@ class Start:
             return make(env, num_envs, backend=self.backend, **options)
         takes = "num_workers" in inspect.signature(self.backend).parameters
         return make(env, num_envs, backend=self.backend(num_workers) if takes else self.backend(), **options)
+
+
+class Repeating(gym.Env[Any, Any]):
+    """An env of the kind that is picky: it observes what `step` was given, and its reset has no defaults."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.action_space, self.observation_space = space, spaces.Text(400)
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:  # type: ignore[override]
+        self.left = 3
+        return f"{seed} {options}", {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        leaves = list(action.values()) if isinstance(action, dict) else [action]
+        text = "; ".join(f"{type(leaf).__name__} {leaf.dtype} {leaf.tolist()}" for leaf in leaves)
+        return text, 0.0, self.left == 0, False, {}
 
 
 class Informed(Counting):
@@ -273,6 +291,27 @@ def a_failing_env_is_a_fault(start: Start) -> None:
         assert [fault.slot for fault in fleet.faults] == [1, 1] and fleet.quarantined.tolist() == [1]
 
 
+def actions_arrive_as_they_were_given(start: Start) -> None:
+    """Each env gets its item of the caller's array, in the caller's dtype; a reset without defaults gets its arguments."""
+    box, wide = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(0, 9, (2, 0), np.uint8)
+    for space in (spaces.Discrete(3), box, wide, spaces.Dict(a=spaces.Discrete(3), b=box)):
+        with start(functools.partial(Repeating, space), 3, 2) as fleet:
+            first = fleet.reset(seed=5)
+            assert [str(text) for text in first.obs] == ["5 None", "6 None", "7 None"], first.obs
+            for dtype in ("i8", "f4", "i4", "u1", "f8", "?", "f2", "i8"):
+                rows = (np.arange(6).reshape(3, 2) / 8).astype(dtype)
+                given: Any = {"a": rows[:, 0], "b": rows} if isinstance(space, spaces.Dict) else rows
+                given = (
+                    rows[:, 0] if isinstance(space, spaces.Discrete) else np.zeros((3, 2, 0), dtype) if space is wide else given
+                )
+                batch = fleet.step(given)
+                for slot in range(3):
+                    part = [value[slot] for value in given.values()] if isinstance(given, dict) else [given[slot]]
+                    wanted = "; ".join(f"{type(leaf).__name__} {leaf.dtype} {leaf.tolist()}" for leaf in part)
+                    got = batch.final_obs[slot] if batch.ended[slot] else batch.obs[slot]
+                    assert got == wanted, (got, wanted)
+
+
 def closing_is_complete(start: Start) -> None:
     """Invariant 7: close is idempotent, leaves nothing, and what comes after it is FleetClosed; so is dropping it."""
     start("CartPole-v1", 2, 2).close()  # whatever is set up once per process is set up now
@@ -305,11 +344,12 @@ CHECKS: tuple[Callable[[Start], None], ...] = (
     objects_travel_beside_rows,
     the_envs_can_be_called,
     a_failing_env_is_a_fault,
+    actions_arrive_as_they_were_given,
     closing_is_complete,
 )
 
 
-def check_backend(backend: str | Callable[..., Backend], **options: Any) -> list[str]:
+def check_backend(backend: BackendName | Callable[..., Backend], **options: Any) -> list[str]:
     """Run every check on a backend; returns the names of those it passed, raises at the first it does not.
 
     Example:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from envfleet.core.fleet_options import BackendName, StartMethod
 from envfleet.errors import BadArgument
 from envfleet.multiagent.policy_map import read_policies
 from envfleet.networks.actor_critic import NetworkConfig
@@ -42,7 +43,7 @@ def default_of(spec: dataclasses.Field[Any]) -> Any:
     return spec.default_factory()
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     """All settings of a PPO run. Frozen: what is derived from the settings is a property or a method.
 
@@ -61,9 +62,9 @@ class PPOConfig:
     env: Any = _env("CartPole-v1", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable')
     env_kwargs: dict[str, Any] = _env({}, "keyword arguments for the environment, as name=value pairs")
     num_envs: int = _env(1, "environments stepped together; 1 is sequential")
-    backend: str = _where("auto", "where environments run: auto, serial, thread, aio, pipe or shm")
+    backend: BackendName = _where("auto", "where environments run: auto, serial, thread, aio, pipe or shm")
     num_workers: int | None = _where(None, "worker processes or threads; default: chosen from the CPUs")
-    start_method: str | None = _where(
+    start_method: StartMethod | None = _where(
         None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto"
     )
     on_fault: Literal["raise", "restart"] = _where(
@@ -142,13 +143,15 @@ class PPOConfig:
     report: bool = _run(True, "write report.html into the run folder at the end")
     preset: str = _run("auto", "tuned settings to start from: auto (by environment), none, or a preset's name")
 
-    def __init__(self, **settings: Any) -> None:
-        given = {field_name(name): value for name, value in settings.items()}
-        values = {spec.name: default_of(spec) for spec in dataclasses.fields(self)}
-        values |= preset_for(given.get("env", values["env"]), given.get("preset", values["preset"]))
-        for name, value in {**values, **given}.items():
-            object.__setattr__(self, name, value)
-        self._check()
+    if not typing.TYPE_CHECKING:  # type checkers see the fields as keywords, and so find one that is misspelled
+
+        def __init__(self, **settings: Any) -> None:
+            given = {field_name(name): value for name, value in settings.items()}
+            values = {spec.name: default_of(spec) for spec in dataclasses.fields(self)}
+            values |= preset_for(given.get("env", values["env"]), given.get("preset", values["preset"]))
+            for name, value in {**values, **given}.items():
+                object.__setattr__(self, name, value)
+            self._check()
 
     def _check(self) -> None:
         object.__setattr__(self, "hidden", tuple(int(units) for units in self.hidden))

@@ -64,7 +64,7 @@ def as_text(value: Any) -> str:
 def kinds_of(name: str) -> tuple[list[Any], bool]:
     """Return the types a setting may have, and whether it may be empty."""
     hint = TYPES[name]
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     kinds = [typing.get_origin(part) or part for part in parts if part is not type(None)]
     return [str if kind in (Any, typing.Literal) else kind for kind in kinds], type(None) in parts
 

@@ -13,6 +13,7 @@ EXTRAS = {
     "train": ("torch", "tensorboard", "pyyaml"),
     "sb3": ("stable-baselines3",),
     "torchrl": ("torchrl",),
+    "tianshou": ("tianshou",),
     "mujoco": ("mujoco",),
     "classic": ("pygame-ce",),
     "box2d": ("box2d",),

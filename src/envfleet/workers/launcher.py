@@ -33,7 +33,8 @@ def check_start_method(method: str | None) -> str:
     if method is None:
         return default_start_method()
     if method not in START_METHODS:
-        raise BadArgument(f"start_method={method!r}: choose one of {', '.join(START_METHODS)}")
+        # The first words are those of Python's multiprocessing for the same mistake.
+        raise BadArgument(f"cannot find context for {method!r}: start_method is one of {', '.join(START_METHODS)}")
     if not hasattr(os, "fork") or not hasattr(os, "killpg"):
         raise MissingExtra("worker processes", why="This system has no fork and process groups; use backend='thread'.")
     return method

@@ -64,8 +64,8 @@ class FromKeeper:
     EXIT = "exit"  # pid, exit code
 
 
-#: Kinds of arrays that a worker writes and the parent reads, where rows travel by value; and the other way round.
-UP, DOWN = ("head", "obs", "final_obs", "column"), ("head", "action")
+#: Kinds of arrays that a worker writes and the parent reads, where rows travel by value.
+UP = ("head", "obs", "final_obs", "column")
 
 _COUNT = struct.Struct("=cI")  # the kind, number of slots
 _DONE_HEAD = struct.Struct("=cII")  # the kind, number of slots, bytes of rows

@@ -30,7 +30,7 @@ from envfleet.slots.slab import Slab
 from envfleet.slots.slot_life import Calls, SlotLife, drive, end_if_forked
 from envfleet.workers.channel import Channel, Closed
 from envfleet.workers.keeper import die_with
-from envfleet.workers.protocol import ADVANCE, DOWN, REPLY, SIDE, UP, FromWorker, ToWorker, pack_done, unpack_advance
+from envfleet.workers.protocol import ADVANCE, REPLY, SIDE, UP, FromWorker, ToWorker, pack_done, unpack_advance
 from envfleet.workers.shared_memory import Pulse, Segment, SharedMap
 
 STACK_SIGNAL = getattr(signal, "SIGUSR2", 0)  # Windows has none; there are no worker processes there
@@ -176,7 +176,7 @@ class Worker:
         for slot, turn in zip(names, turns.tolist()):
             self.lives[slot].turn = turn
         if self.by_value:
-            slab.unpack(slots, slab.names(*DOWN), frame, at)
+            slab.unpack_actions(slots, frame, at)
         return names
 
     def _advance_one(self, slot: int) -> None:
@@ -369,7 +369,7 @@ WITHOUT_SLOTS: dict[str, Any] = {
     "pulse_bytes": 64,
     "by_value": True,
     "threads": False,
-    "factories": pickle.dumps(([], [], [])),
+    "factories": pickle.dumps(([], [], [], b"")),
     "slots": [],
     "on_end": "wait",
     "tasks": {},

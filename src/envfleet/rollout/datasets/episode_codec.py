@@ -116,10 +116,10 @@ class Codec:
         pa = arrow()
         values: dict[str, Any] = {name: getattr(rollout, name, None) for name in _SCALARS} | {
             "id": rollout.episode,
-            "task": None if rollout.task is None else _to_json(rollout.task),
+            "task": None if rollout.task is None else stored_json(rollout.task, "the task"),
             "error": None if rollout.error is None else f"{type(rollout.error).__name__}: {rollout.error}",
-            "reset_info": _to_json(rollout.reset_info) if rollout.reset_info else None,
-            "infos": [_to_json(info) for info in rollout.infos] if any(rollout.infos) else [],
+            "reset_info": stored_json(rollout.reset_info, "the reset info") if rollout.reset_info else None,
+            "infos": [stored_json(info, "an info") for info in rollout.infos] if any(rollout.infos) else [],
         }
         columns = [pa.array([values[field.name]], field.type) for field in self.schema if field.name in values]
         arrays = self._leaf_arrays(rollout)
@@ -151,7 +151,7 @@ class Codec:
         if not leaf.is_array:
             texts = array.tolist()
             if leaf.dtype == "json":
-                texts = [_to_json(value) for value in texts]
+                texts = [stored_json(value, name) for value in texts]
             return pa.array([texts], pa.list_(pa.string()))
         if len(array) == 0:
             return pa.array([[]], pa.list_(_arrow_type(leaf)))
@@ -205,8 +205,12 @@ class Codec:
         return [steps[begin:end].copy() for begin, end in pairwise(offsets)]
 
 
-def _to_json(value: Any) -> str:
-    return json.dumps(to_jsonable(value))
+def stored_json(value: Any, what: str) -> str:
+    """A value as JSON; one that would be read back as something else is refused."""
+    try:
+        return json.dumps(to_jsonable(value, strict=True))
+    except TypeError as error:
+        raise DatasetError(f"{what} cannot be stored: {error}, which JSON lacks: convert it before, or leave it out") from error
 
 
 def _time_arrays(rollout: Rollout) -> dict[str, Tree]:
@@ -238,6 +242,8 @@ def _arrow_type(leaf: Leaf) -> Any:
 
 def _structure(tree: Tree, path: str) -> Any:
     if isinstance(tree, dict):
+        if strange := [key for key in tree if not isinstance(key, str)]:
+            raise DatasetError(f"{path} has the key {strange[0]!r}: keys must be text in a dataset, convert them before")
         return {"dict": {key: _structure(part, f"{path}/{key}") for key, part in tree.items()}}
     if isinstance(tree, tuple):
         return {"tuple": [_structure(part, f"{path}/{position}") for position, part in enumerate(tree)]}

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.envs.registry import spec_of
 from envfleet.errors import BadArgument, DatasetDamaged, DatasetError
+from envfleet.rollout.datasets.episode_codec import stored_json
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.util.extras import from_extra
 from envfleet.util.files import open_sealed, sealed_json, write_durably
-from envfleet.util.jsonable import to_jsonable
 from envfleet.util.trees import tree_leaves, tree_map
 
 #: Digests of the files of a Minari dataset that we wrote.
@@ -46,10 +47,14 @@ def save_minari(
 ) -> Path:
     """Write a Minari dataset below `directory`, which becomes a MINARI_DATASETS_PATH.
 
-    Give `env` (an id, spec or environment) or both spaces. Images are stored without loss. `about` goes to
+    Give `env` (a name, spec or environment; it is stored, for Minari's `recover_environment`) or both spaces. Images are stored without loss. `about` goes to
     `minari.create_dataset_from_buffers` (author, description, algorithm_name …). Failed rollouts are left
     out: the format has no place for them.
     """
+    if isinstance(env, str):
+        env = spec_of(env)
+    if env is not None:
+        about.setdefault("eval_env", env)
     if env is None and (observation_space is None or action_space is None):
         raise BadArgument("the Minari format needs env=…, or observation_space=… and action_space=…")
     module = minari()
@@ -133,9 +138,9 @@ def _buffer(rollout: Rollout) -> Any:
         "id": rollout.episode,
         "env_name": rollout.env_name,
         "slot": rollout.slot,
-        "task": json.dumps(to_jsonable(rollout.task)),
-        "reset_info": json.dumps(to_jsonable(rollout.reset_info)),
-        "infos": json.dumps(to_jsonable(rollout.infos)) if any(rollout.infos) else "[]",
+        "task": stored_json(rollout.task, "the task"),
+        "reset_info": stored_json(rollout.reset_info, "the reset info"),
+        "infos": stored_json(rollout.infos, "an info") if any(rollout.infos) else "[]",
         "wall_s": rollout.wall_s,
         "started_s": rollout.started_s,
     }

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -191,7 +191,7 @@ class Rollouts(list[Rollout]):
         padded["lengths"] = lengths
         return _tensors(padded, "", device)
 
-    def save(self, directory: str | Path, format: str = "parquet", **options: Any) -> Path:
+    def save(self, directory: str | Path, format: Literal["parquet", "minari"] = "parquet", **options: Any) -> Path:
         """Write a dataset directory: "parquet" (default) or "minari"; see docs/datasets.md."""
         from envfleet.rollout.datasets.open_dataset import save_rollouts
 

@@ -8,12 +8,12 @@ runs on one thread from its reset to its end, which saves two thread switches a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from envfleet.errors import BadArgument, ClientFailed, FleetClosed, RolloutsFailed
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
@@ -27,6 +27,7 @@ from envfleet.rollout.executors.client_episode import (
     collect_on_thread,
     is_async,
 )
+from envfleet.rollout.executors.executor_options import ExecutorOptions, JobOptions, OneJobOptions, RuleOptions
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
 from envfleet.rollout.executors.throttle import Throttle
 from envfleet.util.daemon_pool import DaemonPool
@@ -76,7 +77,7 @@ def make_jobs(
     ]
 
 
-def listed(options: dict[str, Any]) -> dict[str, list[Any]]:
+def listed(options: Mapping[str, Any]) -> Any:
     """The options of one rollout (`seed`, `task`, `reset_kwargs`) as those of several."""
     return {name if name == "reset_kwargs" else f"{name}s": [value] for name, value in options.items()}
 
@@ -88,7 +89,7 @@ class RolloutExecutor:
     inline_agent = False
 
     def __init__(
-        self, concurrency: int, *, max_rate: float | None = None, max_in_flight: int | None = None, **rules: Any
+        self, concurrency: int, *, max_rate: float | None = None, max_in_flight: int | None = None, **rules: Unpack[RuleOptions]
     ) -> None:
         self.rules = Rules(**rules)
         self.concurrency = concurrency  # how many rollouts run at once
@@ -99,14 +100,14 @@ class RolloutExecutor:
         self._closed = False
 
     def run(
-        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> Rollouts:
         """One rollout per client, in submission order; `seeds`, `tasks`, `reset_kwargs`: one per client."""
         jobs = make_jobs(clients, agent_fn, max_steps, env_names, **options)
         return self._in_order(jobs, list(self._completed(jobs)))
 
     def run_iter(
-        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> Iterator[Rollout]:
         """Yield rollouts as they complete; `rollout.episode` is the position of its client.
 
@@ -288,13 +289,13 @@ class ParallelEnvironmentExecutor(RolloutExecutor):
         ['env_0', 'env_1']
     """
 
-    def __init__(self, num_workers: int = 8, *, max_workers: int | None = None, **rules: Any) -> None:
+    def __init__(self, num_workers: int = 8, *, max_workers: int | None = None, **rules: Unpack[ExecutorOptions]) -> None:
         self.num_workers = self.max_workers = num_workers if max_workers is None else max_workers
         self.executor = DaemonPool(self.num_workers, "envfleet-rollout")
         super().__init__(self.num_workers, **rules)
 
     def collect_rollout(
-        self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Any
+        self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Unpack[OneJobOptions]
     ) -> Rollout:
         """Collect one rollout on the calling thread (so that it can itself be submitted to `.executor`)."""
         (job,) = make_jobs([client], agent_fn, max_steps, [env_name], **listed(options))
@@ -328,7 +329,12 @@ class AsyncParallelExecutor(RolloutExecutor):
     """
 
     def __init__(
-        self, num_workers: int = 64, inline_agent: bool = False, *, max_concurrency: int | None = None, **rules: Any
+        self,
+        num_workers: int = 64,
+        inline_agent: bool = False,
+        *,
+        max_concurrency: int | None = None,
+        **rules: Unpack[ExecutorOptions],
     ) -> None:
         self.num_workers = self.max_concurrency = num_workers if max_concurrency is None else max_concurrency
         self.executor = DaemonPool(self.num_workers, "envfleet-rollout")
@@ -336,20 +342,20 @@ class AsyncParallelExecutor(RolloutExecutor):
         self.inline_agent = inline_agent
 
     async def collect_rollout(
-        self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Any
+        self, client: Any, agent_fn: Any, max_steps: int = 1000, env_name: str = "env_0", **options: Unpack[OneJobOptions]
     ) -> Rollout:
         """Collect one rollout on the running loop."""
         return (await self.collect_rollouts([client], agent_fn, max_steps, [env_name], **listed(options)))[0]
 
     async def collect_rollouts(
-        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> Rollouts:
         """As `run`, on the running loop."""
         jobs = make_jobs(clients, agent_fn, max_steps, env_names, **options)
         return self._in_order(jobs, [rollout async for rollout in self._completed_here(jobs)])
 
     async def iter_rollouts(
-        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> AsyncIterator[Rollout]:
         """As `run_iter`, on the running loop."""
         failed = Rollouts()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from envfleet.errors import BadArgument
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.executors.executor import AsyncParallelExecutor, Names, ParallelEnvironmentExecutor, RolloutExecutor
+from envfleet.rollout.executors.executor_options import ExecutorOptions, JobOptions
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor
 from envfleet.rollout.stats import Stats
 
@@ -39,7 +40,12 @@ class ParallelRolloutCollector:
     """
 
     def __init__(
-        self, execution_mode: ExecutionMode = "thread", num_workers: int = 8, *, max_workers: int | None = None, **rules: Any
+        self,
+        execution_mode: ExecutionMode = "thread",
+        num_workers: int = 8,
+        *,
+        max_workers: int | None = None,
+        **rules: Unpack[ExecutorOptions],
     ) -> None:
         self.execution_mode = execution_mode
         if execution_mode not in _EXECUTORS:
@@ -47,13 +53,13 @@ class ParallelRolloutCollector:
         self.executor = _EXECUTORS[execution_mode](num_workers if max_workers is None else max_workers, **rules)
 
     def collect(
-        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> Rollouts:
         """One rollout per client, in submission order."""
         return self.executor.run(clients, agent_fn, max_steps, env_names, **options)
 
     def collect_with_stats(
-        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> tuple[Rollouts, Stats]:
         """The same with the statistics of these rollouts."""
         began = time.perf_counter()
@@ -61,7 +67,7 @@ class ParallelRolloutCollector:
         return rollouts, rollouts.stats(wall_s=time.perf_counter() - began)
 
     def iter_rollouts(
-        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Any
+        self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> Iterator[Rollout]:
         """Yield rollouts as they complete."""
         return self.executor.run_iter(clients, agent_fn, max_steps, env_names, **options)

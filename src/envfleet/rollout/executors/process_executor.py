@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import cloudpickle
 
@@ -26,6 +26,7 @@ from envfleet.faults.failure import Failure, load_value
 from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.executors.client_episode import Job, Rules, collect_on_thread
 from envfleet.rollout.executors.executor import RolloutExecutor
+from envfleet.rollout.executors.executor_options import ExecutorOptions
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
 from envfleet.rollout.executors.throttle import Throttle
 from envfleet.util.daemon_pool import DaemonPool, outcome
@@ -224,7 +225,7 @@ class ProcessParallelExecutor(RolloutExecutor):
         1
     """
 
-    def __init__(self, num_workers: int = 2, *, max_workers: int | None = None, **rules: Any) -> None:
+    def __init__(self, num_workers: int = 2, *, max_workers: int | None = None, **rules: Unpack[ExecutorOptions]) -> None:
         self.num_workers = self.max_workers = num_workers if max_workers is None else max_workers
         self.executor = ProcessWorkers(self.num_workers)
         super().__init__(self.num_workers, **rules)

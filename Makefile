@@ -26,7 +26,7 @@ $(VENV)/.core: $(INPUTS)
 $(VENV)/.train: $(VENV)/.core
 	@echo "setting up .venv: training (PyTorch)"
 	@$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	@$(PIP) install -q -c constraints.txt -e '.[cli,train,classic,video]'
+	@$(PIP) install -q -c constraints.txt -e '.[cli,train,classic,video,remote]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
@@ -36,8 +36,8 @@ $(VENV)/.dev: $(VENV)/.train
 	  || echo "no source distribution of Stable-Baselines3: its own tests (tests/peers) will be skipped"
 	@touch $@
 
-demo: $(VENV)/.train ## train PPO on CartPole with 8 envs until solved, evaluate it, say what the speed came from
-	@$(BIN)/envfleet demo
+demo: $(VENV)/.train ## a tour in under a minute, with a page of pictures at the end
+	@$(BIN)/envfleet demo --out runs/demo
 
 test: check ## lint, types and every test but the long ones; says what was skipped and why
 	$(BIN)/python -m pytest -m "not full and not learning"

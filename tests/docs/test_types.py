@@ -153,7 +153,7 @@ def fields(cls: type) -> set[str]:
 @pytest.mark.parametrize(
     ("options", "known"),
     [
-        (FleetOptions, set(inspect.signature(make).parameters) - {"env", "num_envs", "on_end", "unknown"}),
+        (FleetOptions, set(inspect.signature(make).parameters) - {"env", "num_envs", "on_end", "observation_mode", "unknown"}),
         (EnvOptions, set(FleetOptions.__optional_keys__) - {"backend", "num_workers", "start_method"}),
         (ClientOptions, fields(ClientConfig)),
         (ServerOptions, fields(ServerConfig) | {"workers"}),

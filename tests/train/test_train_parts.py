@@ -140,10 +140,16 @@ def test_a_video_file_needs_frames(tmp_path):
         fleet_for_video(TMaze, {})
 
 
-def test_the_demonstration_tells_what_it_found(tmp_path, capsys):
+def test_the_demonstration_shows_five_parts_and_writes_a_page(tmp_path, capsys):
     from envfleet.cli.demo import run_demo
 
-    found = run_demo(str(tmp_path), total_steps=1024)
+    solved = run_demo(str(tmp_path / "demo"), total_steps=1024)
     out = capsys.readouterr().out
-    assert "batching gives" in out and "workers give" in out and "not solved" in out
-    assert found["speedup_batching"] > 0 and (tmp_path / "run" / "report.html").exists()
+    page = (tmp_path / "demo" / "demo.html").read_text()
+    assert not solved and out.count("✓") == 4 and out.count("✗ not solved") == 1
+    assert "kill -9" in out and "slots 2 and 3 have one row marked FAULT each" in out and "used 40 " in out
+    assert page.count("<h2>") == 5 and page.count("<svg") == 4 and "http" not in page
+    assert (tmp_path / "demo" / "run" / "report.html").exists()
+    from envfleet.cli.demo import free_folder
+
+    assert free_folder(tmp_path / "demo") == tmp_path / "demo-2"  # an earlier demo is not overwritten

@@ -44,7 +44,7 @@ class EnvOptions(TypedDict, total=False):
 
 
 class FleetOptions(EnvOptions, total=False):
-    """The same with where environments run. `on_end` is not among them: a view decides it."""
+    """The same with where environments run. `on_end` and `observation_mode` are not among them: a view decides."""
 
     backend: BackendName | Backend
     num_workers: int | None

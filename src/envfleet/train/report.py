@@ -11,7 +11,7 @@ from envfleet.train.loggers import read_rows
 from envfleet.util.files import write_durably
 from envfleet.util.text import number
 
-_STYLE = """
+STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#222}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse}
 td,th{padding:.15em .8em .15em 0;text-align:left;vertical-align:top}code,pre{background:#f4f4f4;padding:.1em .3em}
@@ -43,7 +43,7 @@ def write_report(folder: str | Path, about: dict[str, Any]) -> Path:
     again = f"<pre>{_text(about.get('command', ''))}</pre>"
     parts.append(f"<h2>How to repeat it</h2>{again}<p>Versions: {_text(json.dumps(about.get('versions', {})))}</p>")
     parts.append("<h2>Settings</h2>" + _table(about.get("config", {})))
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(about.get("title", "run"))}</title><style>{_STYLE}</style><body>{"".join(parts)}</body></html>'
+    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(about.get("title", "run"))}</title><style>{STYLE}</style><body>{"".join(parts)}</body></html>'
     path = folder / "report.html"
     write_durably(path, page.encode())
     return path

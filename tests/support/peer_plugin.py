@@ -1,6 +1,7 @@
 """A pytest plugin for the tests of other projects: puts our classes in the place of theirs, and writes down every outcome.
 
-`-p tests.support.peer_plugin`, with PEER_SWAP ("gymnasium" or "sb3") and PEER_OUTCOMES (the file to write) in the environment.
+`-p peer_plugin`, with its folder on the path, and in the environment PEER_SWAP ("gymnasium" or "sb3") and PEER_OUTCOMES, the file
+to write.
 """
 
 from __future__ import annotations

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.support.system import ROOT, child_env
+from tests.support.system import PACKAGES, ROOT
 
+PLUGIN = ROOT / "tests" / "support" / "peer_plugin.py"
 SDISTS = ROOT / ".envs" / "sdists"  # filled by `make setup`; nothing is fetched here
 
 
@@ -28,9 +31,13 @@ def outcomes(
     """Test id -> "passed", "skipped", or "failed: " and the end of its report."""
     (scratch / "pytest.ini").write_text("[pytest]\n")  # not the project's own settings, which name plugins we do not have
     found = scratch / "outcomes.json"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.peer_plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "peer_plugin", "-p", "no:cacheprovider"]
     command += ["-c", str(scratch / "pytest.ini"), f"--rootdir={folder}", "-k", select, *files]
-    env = child_env(PEER_SWAP=swap, PEER_OUTCOMES=str(found))
+    # Not as tests.support.peer_plugin: their folder is called "tests" too, and comes first.
+    (scratch / "plugin").mkdir(exist_ok=True)
+    shutil.copy(PLUGIN, scratch / "plugin")
+    paths = [str(scratch / "plugin"), str(PACKAGES), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PEER_SWAP": swap, "PEER_OUTCOMES": str(found), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s)
     assert found.exists(), done.stdout[-4000:] + done.stderr[-2000:]
     return {name.replace("\\", "/"): said for name, said in json.loads(found.read_text()).items()}

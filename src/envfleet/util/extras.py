@@ -15,6 +15,7 @@ EXTRAS = {
     "torchrl": ("torchrl",),
     "tianshou": ("tianshou",),
     "mujoco": ("mujoco",),
+    "curricula": ("scikit-learn",),
     "classic": ("pygame-ce",),
     "box2d": ("box2d",),
     "video": ("imageio-ffmpeg",),
@@ -26,7 +27,7 @@ EXTRAS = {
 }
 
 #: Where a module's name is not its package's.
-_PACKAGE_OF = {"yaml": "pyyaml"}
+_PACKAGE_OF = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 
 def extra_of(module: str) -> str | None:

@@ -1,0 +1,106 @@
+"""`VariBadWrapper`: several episodes of one task as one episode, so that exploring in the first pays in the others.
+
+The inner episodes are those of the environment. The outer episode is what a fleet, a collector and a trainer see: one task, k inner
+episodes, one return. Memory and returns are therefore cut at outer ends only, without any code for it elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from envfleet.errors import BadArgument
+
+
+class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any]):
+    """k inner episodes of one task; the outer episode ends, terminated, after the last.
+
+    The observation is flat: the environment's, then with `oracle` the task as numbers, then with several inner episodes a flag that is 1
+    at the first observation of inner episodes 2 to k. That observation is the fresh one, so that the first action of an inner episode is
+    chosen from where it begins. Declared columns, with every row:
+
+    * `inner_episode`: which inner episode the observation belongs to, from 0;
+    * `inner_done`: an inner episode ended with this step (at outer ends `terminated` says it);
+    * `inner_final_obs`: the last observation of the inner episode that ended, where `inner_done`;
+    * `inner_returns`: the returns of the inner episodes so far; in the first row of an outer episode, those of the one before.
+
+    Example:
+        >>> from envfleet.envs.gridnavi import GridNavi
+        >>> env = VariBadWrapper(GridNavi(horizon=2), episodes_per_task=2)
+        >>> obs, info = env.reset(seed=0, options={"task": (3, 3)})
+        >>> ends = [env.step(np.int64(2)) for _ in range(4)]
+        >>> [(end[4]["inner_done"], end[2]) for end in ends]
+        [(False, False), (True, False), (False, False), (False, True)]
+        >>> float(ends[1][0][-1]), int(np.argmax(ends[1][4]["inner_final_obs"][:5])), int(np.argmax(ends[1][0][:5]))
+        (1.0, 2, 0)
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], episodes_per_task: int = 1, oracle: bool = False) -> None:
+        super().__init__(env)
+        if isinstance(episodes_per_task, bool) or not isinstance(episodes_per_task, int) or episodes_per_task < 1:
+            raise BadArgument(f"episodes_per_task={episodes_per_task!r}: give a whole number from 1 up")
+        inner = env.observation_space
+        if not isinstance(inner, gym.spaces.Box):
+            raise BadArgument(
+                f"VariBadWrapper needs a Box observation; {inner} can be flattened by gymnasium's FlattenObservation"
+            )
+        self.episodes_per_task, self.oracle = episodes_per_task, oracle
+        self._size = int(np.prod(inner.shape, dtype=int))
+        self._task_size = 0
+        if oracle:
+            try:
+                self._task_size = int(env.get_wrapper_attr("task_space").vector_size)
+            except AttributeError:
+                raise BadArgument(f"oracle=True: {env} has no task_space, so its task cannot be shown") from None
+            if not self._task_size:
+                raise BadArgument(f"oracle=True: the tasks of {env} have no numbers (its task_space has no vector)")
+        extra = self._task_size + (episodes_per_task > 1)
+        low = np.concatenate([np.ravel(inner.low), np.full(extra, -np.inf)]).astype(np.float32)
+        high = np.concatenate([np.ravel(inner.high), np.full(extra, np.inf)]).astype(np.float32)
+        self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
+        self.envfleet_columns = {
+            "inner_episode": gym.spaces.Box(0, episodes_per_task - 1 or 1, (), np.int64),
+            "inner_done": gym.spaces.Box(0, 1, (), np.uint8),
+            "inner_final_obs": gym.spaces.Box(-np.inf, np.inf, (self._size,), np.float32),
+            "inner_returns": gym.spaces.Box(-np.inf, np.inf, (episodes_per_task,), np.float64),
+        }
+        self._nothing = np.zeros(self._size, np.float32)
+        self._returns = np.zeros(episodes_per_task)
+        self._number = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """A new outer episode: with the task that was set, or one that the environment draws."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._number, before = 0, self._returns
+        self._returns = np.zeros(self.episodes_per_task)
+        return self._observation(obs, False), {**info, **self._columns(False, self._nothing, before)}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step of the running inner episode; at its end the next one begins, with the same task."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._returns[self._number] += float(reward)
+        over = bool(terminated or truncated)
+        last = over and self._number == self.episodes_per_task - 1
+        final = self._nothing
+        if over and not last:
+            final = np.array(obs, np.float32).reshape(-1)
+            self._number += 1
+            obs, more = self.env.reset()
+            info = {**info, **more}
+        info |= self._columns(over and not last, final, self._returns)
+        return self._observation(obs, over and not last), reward, last, False, info
+
+    def _observation(self, obs: Any, flag: bool) -> NDArray[np.float32]:
+        out = np.zeros(self._size + self._task_size + (self.episodes_per_task > 1), np.float32)
+        out[: self._size] = np.ravel(obs)
+        if self._task_size:
+            out[self._size : self._size + self._task_size] = self.env.get_wrapper_attr("task_vector")
+        if self.episodes_per_task > 1:
+            out[-1] = flag
+        return out
+
+    def _columns(self, done: bool, final: NDArray[np.float32], returns: NDArray[np.float64]) -> dict[str, Any]:
+        return {"inner_episode": self._number, "inner_done": done, "inner_final_obs": final, "inner_returns": returns.copy()}

@@ -1,0 +1,96 @@
+"""`TaskSource`: deals the tasks of a curriculum to the episodes of a run, the same ones however fast each slot is.
+
+An episode's task is chosen when the episode is assigned, one ahead of the running one. What a curriculum knows by then must not depend on
+which results have arrived by chance. So results wait in an inbox, and `advance` gives them to the curriculum at moments that are the same in
+every run: a trainer calls it between two segments, a collector of episodes whenever all tickets below `t - 2N` are in. Every ticket has random numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from envfleet.tasks.curriculum import Curriculum, TaskResult
+from envfleet.tasks.list_curricula import DomainRandomisation
+from envfleet.util.seeding import stream
+
+
+class TaskSource:
+    """Which task each ticket gets, and what became of it.
+
+    Args:
+        tasks: a curriculum, or what `as_task_space` takes: all its tasks are then equally likely.
+        seed: of the draws.
+
+    Example:
+        >>> source = TaskSource(["easy", "hard"], seed=0)
+        >>> [source.task(ticket) for ticket in (0, 1, 2)] == [source.task(ticket) for ticket in (0, 1, 2)]
+        True
+        >>> source.add(TaskResult(0, source.task(0), 1.0, 10))
+        >>> source.advance()
+        1
+    """
+
+    def __init__(self, tasks: Any, seed: int = 0) -> None:
+        self.curriculum = tasks if isinstance(tasks, Curriculum) else DomainRandomisation(tasks)
+        self.seed = seed
+        self._dealt: dict[int, Any] = {}  # tickets whose results are not in: their tasks
+        self._trains: dict[int, bool] = {}
+        self._inbox: dict[int, TaskResult] = {}
+        self.num_results = 0
+
+    def task(self, ticket: int) -> Any:
+        """The task of a ticket: chosen when it is first asked for, and the same ever after."""
+        if ticket not in self._dealt:
+            (chosen,) = self.curriculum.assign([ticket], stream(self.seed, "curriculum", ticket))
+            self._dealt[ticket] = chosen
+            self._trains[ticket] = self.curriculum.trains_on(chosen)
+        return self._dealt[ticket]
+
+    __call__ = task
+
+    def trains_on(self, ticket: int) -> bool:
+        """Whether the ticket's episode is learned from, as the curriculum said when it was assigned."""
+        return self._trains.get(ticket, True)
+
+    def add(self, result: TaskResult) -> None:
+        """Take a result; the curriculum sees it at the next `advance`."""
+        self._inbox[result.ticket] = result
+
+    def advance(self, below: int | None = None) -> int:
+        """Give the curriculum the results of tickets below a number (default: all), in the order of tickets; how many there were."""
+        ready = sorted(ticket for ticket in self._inbox if below is None or ticket < below)
+        results = [self._inbox.pop(ticket) for ticket in ready]
+        self.curriculum.update(results)
+        for ticket in ready:
+            self._dealt.pop(ticket, None)
+            self._trains.pop(ticket, None)
+        self.num_results += len(results)
+        return len(results)
+
+    def drop(self, tickets: Iterable[int]) -> None:
+        """Forget tickets that will have no result: their episodes failed, or were left."""
+        for ticket in tickets:
+            self._dealt.pop(ticket, None)
+            self._trains.pop(ticket, None)
+
+    def probabilities(self) -> dict[str, float]:
+        """Of the curriculum."""
+        return self.curriculum.probabilities()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint stores: the curriculum, tickets that are out, results that wait."""
+        return {
+            "curriculum": self.curriculum.state_dict(),
+            "dealt": [[ticket, task, self._trains[ticket]] for ticket, task in self._dealt.items()],
+            "inbox": [[r.ticket, r.task, r.episode_return, r.length, r.success, r.value_error] for r in self._inbox.values()],
+            "num_results": self.num_results,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.curriculum.load_state_dict(state["curriculum"])
+        self._dealt = {int(ticket): task for ticket, task, _ in state["dealt"]}
+        self._trains = {int(ticket): bool(trains) for ticket, _, trains in state["dealt"]}
+        self._inbox = {int(row[0]): TaskResult(int(row[0]), *row[1:]) for row in state["inbox"]}
+        self.num_results = int(state["num_results"])

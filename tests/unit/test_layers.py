@@ -11,6 +11,7 @@ SRC = Path(__file__).resolve().parents[2] / "src" / "envfleet"
 LAYERS = (
     ("errors",),
     ("util",),
+    ("tasks",),
     ("envs", "faults"),
     ("slots",),
     ("multiagent",),

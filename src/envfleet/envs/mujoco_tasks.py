@@ -7,6 +7,7 @@ numbers of its fourth version (without contact forces).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -121,3 +122,6 @@ def _is_pair(task: Any) -> bool:
 def _in_disc(rng: np.random.Generator) -> tuple[float, float]:
     angle, far = float(rng.uniform(0.0, 2.0 * math.pi)), 3.0 * math.sqrt(float(rng.uniform()))
     return far * math.cos(angle), far * math.sin(angle)
+
+
+AntForwardBackward = partial(AntDir, "forward-backward")

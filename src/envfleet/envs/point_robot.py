@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -78,3 +79,7 @@ def _is_on_semicircle(task: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return abs(math.hypot(x, y) - 1.0) < 1e-3 and y >= -1e-9
+
+
+PointRobotSparse = partial(PointRobot, "sparse")
+PointRobotSemicircle = partial(PointRobot, "semicircle", horizon=60)

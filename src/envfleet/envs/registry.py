@@ -12,6 +12,16 @@ from envfleet.errors import BadArgument, MissingExtra
 
 SHORT_NAMES = {
     "tmaze": "envfleet.envs.tmaze:TMaze",
+    # families of tasks; also as "AntDir-v0" and "envfleet/AntDir-v0"
+    "gridnavi": "envfleet.envs.gridnavi:GridNavi",
+    "pointrobot": "envfleet.envs.point_robot:PointRobot",
+    "pointrobot-sparse": "envfleet.envs.point_robot:PointRobotSparse",
+    "pointrobot-semicircle": "envfleet.envs.point_robot:PointRobotSemicircle",
+    "antdir": "envfleet.envs.mujoco_tasks:AntDir",
+    "antdir-forwardbackward": "envfleet.envs.mujoco_tasks:AntForwardBackward",
+    "antgoal": "envfleet.envs.mujoco_tasks:AntGoal",
+    "halfcheetahvel": "envfleet.envs.mujoco_tasks:HalfCheetahVel",
+    "halfcheetahdir": "envfleet.envs.mujoco_tasks:HalfCheetahDir",
     "cartpole-novel": "envfleet.envs.hidden_velocity:cartpole_no_velocity",
     "catch": "envfleet.envs.catch:PixelCatch",
     "echo": "envfleet.envs.echo:Echo",
@@ -31,6 +41,20 @@ SHORT_NAMES = {
     "simple-push": "mpe2.simple_push.simple_push:parallel_env",
 }
 
+#: Environments of ours that Gymnasium knows as "envfleet/…-v0", and our own functions without the prefix too -> their short names.
+IDS = {
+    "TMaze": "tmaze",
+    "GridNavi": "gridnavi",
+    "PointRobot": "pointrobot",
+    "PointRobotSparse": "pointrobot-sparse",
+    "PointRobotSemicircle": "pointrobot-semicircle",
+    "AntDir": "antdir",
+    "AntForwardBackward": "antdir-forwardbackward",
+    "AntGoal": "antgoal",
+    "HalfCheetahVel": "halfcheetahvel",
+    "HalfCheetahDir": "halfcheetahdir",
+}
+
 #: Packages of multi-agent environments: "pettingzoo:classic/tictactoe_v3" is a module of theirs.
 MULTIAGENT = ("pettingzoo", "mpe2")
 
@@ -43,8 +67,8 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     `parallel_env`, or its `env` if there is none; "pettingzoo.classic.rps_v2:env" asks for one of them by name.
 
     Example:
-        >>> resolve_env("tmaze")().length
-        10
+        >>> resolve_env("tmaze")().length, resolve_env("envfleet/TMaze-v0")().length
+        (10, 10)
         >>> resolve_env("CartPole-v1")
         'CartPole-v1'
         >>> resolve_env("CartPoel-v1")
@@ -54,6 +78,7 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """
     if callable(name):
         return name
+    name = IDS.get(name.removeprefix("envfleet/").removesuffix("-v0"), name)
     target = SHORT_NAMES.get(name.lower(), name)
     package, _, path = target.partition(":")
     if path and package in MULTIAGENT:
@@ -125,3 +150,13 @@ def _register_problem(name: str) -> str | None:
     except (gym.error.Error, ImportError) as unknown:
         return str(unknown)
     return None
+
+
+def register() -> None:
+    """Tell Gymnasium the ids of `IDS`; called when `envfleet.envs` is imported. Classes are imported when one is made."""
+    from gymnasium.envs.registration import register as add
+    from gymnasium.envs.registration import registry
+
+    for name, short in IDS.items():
+        if f"envfleet/{name}-v0" not in registry:
+            add(f"envfleet/{name}-v0", entry_point=SHORT_NAMES[short])

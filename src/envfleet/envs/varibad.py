@@ -71,8 +71,12 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any]):
         self._returns = np.zeros(episodes_per_task)
         self._number = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """A new outer episode: with the task that was set, or one that the environment draws."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None, task: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """A new outer episode: with this task, the one that was set before, or one that the environment draws."""
+        if task is not None:
+            self.env.get_wrapper_attr("set_task")(task)
         obs, info = self.env.reset(seed=seed, options=options)
         self._number, before = 0, self._returns
         self._returns = np.zeros(self.episodes_per_task)

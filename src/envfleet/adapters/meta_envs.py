@@ -150,7 +150,6 @@ def make_parallel_env(
     num_train_tasks: int | None = None,
     num_eval_tasks: int | None = None,
     *,
-    env_kwargs: Mapping[str, Any] | None = None,
     backend: BackendName = "shm",
     start_method: StartMethod | None = None,
     **options: Unpack[EnvOptions],
@@ -166,7 +165,7 @@ def make_parallel_env(
     """
     if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
         raise BadArgument(f"num_workers={num_workers!r}: give a whole number from 1 up")
-    factory = family(env, episodes_per_task, oracle, env_kwargs)
+    factory = family(env, episodes_per_task, oracle, options.pop("env_kwargs", None))
     probe = factory()  # in this process, before any other starts: it has the tasks, and refuses what cannot be
     try:
         tasks, space = split_tasks(probe, num_train_tasks, num_eval_tasks, seed), probe.get_wrapper_attr("task_space")

@@ -24,6 +24,7 @@ from envfleet.networks.action_heads import Actions
 from envfleet.networks.features import Features
 from envfleet.networks.numpy_layers import NumpyLayers
 from envfleet.networks.recurrent import Recurrent
+from envfleet.tasks.previous_step import PreviousStep
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
@@ -41,6 +42,7 @@ class NetworkConfig:
     log_std_init: float = 0.0
     squash: bool = False
     share_encoder: bool | None = None
+    previous_step: bool = False
 
 
 class Output(NamedTuple):
@@ -71,7 +73,8 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.features = Features(observation_space, state_space)
+        self.previous = PreviousStep(action_space) if config.previous_step else None
+        self.features = Features(observation_space, state_space, self.previous.size if self.previous is not None else 0)
         state_size = self.features.state_size  # 0 unless the critic is centralised
         self.actions = Actions(action_space, std=config.std, squash=config.squash)
         has_images = bool(self.features.image_shapes)

@@ -53,13 +53,13 @@ class Features:
         ((5, 2), (5, 6), ['vector'])
     """
 
-    def __init__(self, space: gym.Space[Any], state_space: gym.Space[Any] | None = None) -> None:
+    def __init__(self, space: gym.Space[Any], state_space: gym.Space[Any] | None = None, previous_size: int = 0) -> None:
         self.space = space
         self.has_mask = isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces
         parts = [_part(leaf) for leaf in leaves_of(space) if leaf.path[:1] != (MASK_KEY,)]
         self._vectors = [part for part in parts if not part.shape]
         self._images = [part for part in parts if part.shape]
-        self.vector_size = sum(part.size for part in self._vectors)
+        self.vector_size = sum(part.size for part in self._vectors) + previous_size
         self.image_shapes = tuple(part.shape for part in self._images)
         self.image_scales = tuple(part.scale for part in self._images)
         is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
@@ -71,13 +71,23 @@ class Features:
         self._state_shape = tuple(state_space.shape) if state_space is not None else ()
         self.state_size = int(np.prod(self._state_shape, dtype=int)) if state_space is not None else 0
 
-    def __call__(self, observation: Any) -> Inputs:
-        """Read observations with any leading axes ([slot] while acting, [step, slot] while learning)."""
+    def __call__(self, observation: Any, previous: NDArray[np.float32] | None = None) -> Inputs:
+        """Read observations with any leading axes ([slot] while acting, [step, slot] while learning).
+
+        `previous` [..., P] is what is told of the step before (`PreviousStep`); it becomes the end of the vector.
+        """
+        if previous is None:
+            return self._read(observation)
+        inputs = self._read(observation)
+        inputs["vector"] = np.concatenate([inputs["vector"], previous], axis=-1) if "vector" in inputs else previous
+        return inputs
+
+    def _read(self, observation: Any) -> Inputs:
         if self._flat:  # the common case, at every step
             return {"vector": np.asarray(observation, dtype=np.float32)}
         if self._carries_state(observation):
             state = np.asarray(observation[CENTRAL])
-            return {**self(observation[OWN]), "central": _flat(len(self._state_shape), self.state_size, state)}
+            return {**self._read(observation[OWN]), "central": _flat(len(self._state_shape), self.state_size, state)}
         inputs: Inputs = {}
         if self._vectors:
             parts = [_read(part, observation) for part in self._vectors]

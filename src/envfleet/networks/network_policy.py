@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envfleet.errors import FleetError
+from envfleet.errors import BadArgument, FleetError
 from envfleet.networks import recurrent
 from envfleet.networks.actor_critic import ActorCritic
 from envfleet.networks.features import MASK_KEY, Inputs
 from envfleet.networks.numpy_layers import Array, NumpyLayers
 from envfleet.rollout.policy_protocol import Answer, Ask
+
+PREVIOUS = "previous"  # the extra of an answer that holds what the network was told of the step before
 
 
 class NotFinite(FleetError):
@@ -70,6 +72,10 @@ class Policy:
         self.remembers = net.num_cores == 2
         width = net.state_width if self.remembers else 0
         self.state: Array = np.zeros((num_slots, width), np.float32)
+        self.needs_reward = net.previous is not None
+        # [slot, ...] what each slot did last, where the network is told it
+        self.last_action = net.previous.actions(num_slots) if net.previous is not None else np.zeros((num_slots, 0))
+        self._told: Array | None = None  # what the network was told of the step before, in the last call
         self.version = 0  # counts updates; the collector writes it beside every action
         self._same = net.actions.raw_is_env
         self._numpy_actor = NumpyActor(net) if NumpyActor.fits(net) else None
@@ -82,12 +88,15 @@ class Policy:
         """Answer a collector: actions, and beside them what was drawn where that is not the same."""
         slots = None if len(ask) == len(self.state) else ask.slots
         try:
-            actions, raw = self.choose(ask.obs, slots, ask.first, ask.columns.get(MASK_KEY))
+            actions, raw = self.choose(ask.obs, slots, ask.first, ask.columns.get(MASK_KEY), ask.reward)
         except NotFinite as error:
             row = error.rows[0] if error.rows else 0
             where = f"slot {int(ask.slots[row])}, episode {int(ask.episode[row])}, step {int(ask.step[row])}"
             raise NotFinite(f"{error} at {where}: the observation or the network holds NaN", error.rows) from error
-        return Answer(actions) if self._same else Answer(actions, {"raw": raw})
+        extras = {} if self._same else {"raw": raw}
+        if self._told is not None:
+            extras[PREVIOUS] = self._told
+        return Answer(actions, extras)
 
     def choose(
         self,
@@ -95,12 +104,16 @@ class Policy:
         slots: NDArray[np.int64] | None = None,
         fresh: NDArray[np.bool_] | None = None,
         mask: NDArray[np.bool_] | None = None,
+        reward: NDArray[Any] | None = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return (what the environments get, what was drawn) for the rows of `slots` (all, without it).
 
-        `fresh` marks rows whose observation is the first of an episode: their memory restarts.
+        `fresh` marks rows whose observation is the first of an episode: their memory restarts. `reward` is that of the step
+        before, for a network with `previous_step`.
         """
-        inputs = self.net.features(observation)
+        if self.net.previous is not None:
+            self._told = self._tell(slots, fresh, reward)
+        inputs = self.net.features(observation, self._told)
         if mask is not None:
             mask = mask.astype(bool, copy=False)
         elif self.net.features.has_mask:
@@ -126,7 +139,21 @@ class Policy:
                 self.state[slots] = state
         log_std = self.net.log_std.detach().cpu().numpy() if self.net.log_std is not None else None
         raw = self.net.actions.draw(outputs, log_std, self.rng, mask)
-        return self.net.actions.to_env(raw), raw
+        chosen = self.net.actions.to_env(raw)
+        if self.net.previous is not None:
+            self.last_action[... if slots is None else slots] = chosen
+        return chosen, raw
+
+    def _tell(self, slots: Any, fresh: NDArray[np.bool_] | None, reward: NDArray[Any] | None) -> Array:
+        assert self.net.previous is not None
+        last = self.last_action if slots is None else self.last_action[slots]
+        if reward is None or fresh is None:
+            if fresh is None or not fresh.all():
+                raise BadArgument(
+                    "this network is told its previous step: give choose() fresh=… and reward=…, as a collector does"
+                )
+            reward = np.zeros(len(last))
+        return self.net.previous(last, reward, fresh)
 
     def _run(self, inputs: Inputs, state: Array | None) -> tuple[Array, Array | None]:
         if self._numpy_actor is not None:

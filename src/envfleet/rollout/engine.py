@@ -43,6 +43,8 @@ class Engine:
         self._groups: deque[Ints] = deque()
         self.out = np.zeros(fleet.num_envs, dtype=np.bool_)  # [slot] sent, not yet received
         self._first: tuple[Any, Answer] | None = None  # a policy and its first answer: see `_check_extras`
+        self._tells_reward = bool(getattr(self.policy, "needs_reward", False))
+        self.last_reward = np.zeros(fleet.num_envs)  # [slot] where the policy is told it
         self._to_step: Tree = None  # sync: actions of all slots that `receive` will step
 
     def halves(self, slots: Ints) -> list[Ints]:
@@ -63,7 +65,7 @@ class Engine:
         """The policy's answer for these slots, and the version that gave it: of each row, or one for all."""
         clock = self.clock
         clock.book_s += clock.lap()
-        ask = Ask(obs, slots, episode, step, task, columns, self.seed)
+        ask = Ask(obs, slots, episode, step, task, columns, self.seed, self.last_reward[slots] if self._tells_reward else None)
         version: Any = getattr(self.policy, "version", 0)
         if self._warmup or not getattr(self.policy, "answers_fit", False):
             answer, version = self._ask_checked(ask, version)
@@ -145,6 +147,8 @@ class Engine:
             clock.wait_s += waited_s
         self.out[batch.slots] = False
         clock.received(batch, waited_s)
+        if self._tells_reward:
+            self.last_reward[batch.slots] = batch.reward
         return batch
 
     def step(self, actions: Tree, copy: bool = False) -> Batch:
@@ -161,6 +165,8 @@ class Engine:
             waited_s = clock.lap()
             clock.wait_s += waited_s
         clock.received(batch, waited_s)
+        if self._tells_reward:
+            self.last_reward[:] = batch.reward
         return batch
 
     def drain(self) -> None:

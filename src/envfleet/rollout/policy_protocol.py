@@ -46,6 +46,7 @@ class Ask:
     task: list[Any] = field(default_factory=list)  # k values
     columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # declared columns, [k, ...]
     seed: int = 0  # of the run
+    reward: npt.NDArray[np.float64] | None = None  # [k] of the step before, for policies with `needs_reward`
 
     def __len__(self) -> int:
         return len(self.slots)

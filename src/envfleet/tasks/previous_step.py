@@ -41,6 +41,10 @@ class PreviousStep:
             self._size = int(self._counts.sum())
         self.size = self._size + 1
 
+    def actions(self, count: int) -> NDArray[Any]:
+        """Room for the last action of so many slots."""
+        return np.zeros((count, *(self._space.shape or ())), self._space.dtype)
+
     def __call__(self, action: NDArray[Any], reward: NDArray[Any], fresh: NDArray[np.bool_]) -> NDArray[np.float32]:
         """[..., size] from actions [..., *shape] and rewards [...] of the step before."""
         out = np.zeros((*np.shape(reward), self.size), np.float32)

@@ -155,7 +155,14 @@ class Evaluator:
             if self.agents:
                 columns |= {ACTIVE: batch.active & ours, AGENT_STEP: acted.copy()}
                 acted += batch.active
-            ask = Ask(obs=batch.obs, slots=SLOT, episode=np.array([episode]), step=np.array([step]), columns=columns)
+            ask = Ask(
+                obs=batch.obs,
+                slots=SLOT,
+                episode=np.array([episode]),
+                step=np.array([step]),
+                columns=columns,
+                reward=None if self.agents else batch.reward,
+            )
             actions = policy.act(ask).actions
             for agent, opponent in against.items():
                 self._answer(agent, opponent, batch, columns, rng, actions)

@@ -76,7 +76,7 @@ class TrainedPolicy:
             **self.freeze(),
             "rewards": self.rewards.state() if self.rewards else None,
             "optimiser": self.learner.optimiser.state(),
-            "memory": {"actor": self.policy.state, "learner": self.learner.state},
+            "memory": {"actor": self.policy.state, "learner": self.learner.state, "last_action": self.policy.last_action},
             "rng": {"actions": self.rng.bit_generator.state, "minibatches": self.learner.rng.bit_generator.state},
         }
 
@@ -89,6 +89,7 @@ class TrainedPolicy:
         if self.rewards is not None:
             self.rewards.load(state["rewards"])
         self.policy.state = np.array(state["memory"]["actor"])
+        self.policy.last_action = np.array(state["memory"].get("last_action", self.policy.last_action))
         self.learner.state = state["memory"]["learner"].to(self.net.device)
         self.rng.bit_generator.state = state["rng"]["actions"]
         self.learner.rng.bit_generator.state = state["rng"]["minibatches"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from envfleet.networks.actor_critic import ActorCritic, flatten_parameters
 from envfleet.networks.features import MASK_KEY, Inputs
-from envfleet.networks.network_policy import NotFinite
+from envfleet.networks.network_policy import PREVIOUS, NotFinite
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.config import PPOConfig
@@ -79,7 +79,11 @@ class Learner:
     def _inputs(self, segment: Segment) -> tuple[Inputs, NDArray[np.bool_]]:
         """Network inputs [T + 1, B] (the bootstrap last), and which rows [T, B] are not finite."""
         joined = tree_map(lambda obs, last: np.concatenate([obs, last[None]]), segment.obs, segment.bootstrap_obs)
-        inputs = self.net.features(joined)
+        told = None
+        if self.net.previous is not None:
+            last = self.net.previous(segment.action[-1], segment.reward[-1], segment.ended[-1])
+            told = np.concatenate([segment.extras[PREVIOUS], last[None]])
+        inputs = self.net.features(joined, told)
         bad = np.zeros(segment.reward.shape, dtype=bool)
         vector = inputs.get("vector")
         if vector is not None and not np.isfinite(vector.sum(dtype=np.float64)):
@@ -165,7 +169,10 @@ class Learner:
         if not cut.any():
             return final
         t, b = t[cut], b[cut]
-        inputs = self.net.features(tree_map(lambda leaf: np.asarray(leaf)[cut], segment.final_obs))
+        told = None
+        if self.net.previous is not None:
+            told = self.net.previous(segment.action[t, b], segment.reward[t, b], np.zeros(len(t), bool))
+        inputs = self.net.features(tree_map(lambda leaf: np.asarray(leaf)[cut], segment.final_obs), told)
         if "vector" in inputs:
             inputs["vector"] = np.nan_to_num(inputs["vector"])
         if self.observations is not None:

@@ -392,6 +392,7 @@ class SegmentRun:
             "columns": {name: values[0].copy() for name, values in self.columns.items()},
             "actions": actions,
             "states": states,
+            "last_reward": self.engine.last_reward.copy(),
         }
 
     def restore(self, stored: dict[str, Any], how: str = "replay") -> Ints:
@@ -411,6 +412,7 @@ class SegmentRun:
             else:
                 self._replay(stored["actions"])
             self.step[:], self.ep_return[:] = stored["step"], stored["ep_return"]
+            self.engine.last_reward[:] = stored.get("last_reward", 0.0)
             differs = self._differs(stored["obs"])
             ended = np.flatnonzero(differs)
             if self.actions is not None and stored["actions"] is not None:

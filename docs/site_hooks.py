@@ -1,0 +1,48 @@
+"""What `mkdocs build` does beside the pages of docs/: adds the reference, CONTRIBUTING.md and CHANGELOG.md to the site."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+import make_reference
+
+ROOT = Path(__file__).parents[1]
+#: Pages of the root of the repository, under the name they have in the site.
+ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+_LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are not in docs/."""
+    for name, text in make_reference.pages().items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for source, page in ROOT_PAGES.items():
+        text = _LINK.sub(lambda found: found[1] + found[2].removeprefix("docs/") + found[3], (ROOT / source).read_text())
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links to the root of the repository lead to pages of the site; names in the list of public names lead to the reference."""
+    for source, name in ROOT_PAGES.items():
+        markdown = re.sub(rf"\]\((?:\.\./)+{source}", f"]({'../' * page.file.src_uri.count('/')}{name}", markdown)
+    up = "../" * (page.file.src_uri.count("/") + 1)
+    markdown = re.sub(rf"\[([^\]]+)\]\({re.escape(up)}[^)]+\)", r"\1", markdown)  # other files of the repository are not in the site
+    return _linked(markdown) if page.file.src_uri == "api.md" else markdown
+
+
+def _linked(markdown: str) -> str:
+    def row(found: re.Match[str]) -> str:
+        name, what, module = found.groups()
+        if module == f"envfleet.{name}":
+            return found[0]
+        page = make_reference.page_of(module)
+        return f"| [`{name}`](reference/{page}.md#{name.lower()}) |{what}| `{module}` |"
+
+    return re.sub(r"^\| `(\w+)` \|(.*)\| `([\w.]+)` \|$", row, markdown, flags=re.M)

@@ -31,17 +31,19 @@ PAGES = {
     ),
     "remote": (
         "Servers and clients",
-        "Needs `pip install \"envfleet[remote]\"`; the guide is [OpenEnv](../openenv.md).",
+        'Needs `pip install "envfleet[remote]"`; the guide is [OpenEnv](../openenv.md).',
         ("envfleet.remote",),
     ),
     "train": ("Training", 'Needs `pip install "envfleet[train]"`; the guide is [training](../training.md).', ("envfleet.train",)),
     "testing": ("Testing", "For tests of fleets, environments and backends of your own.", ("envfleet.testing",)),
-    "fleet": ("Fleet", "`make` and what it returns; the guide is [the fleet](../core.md).", ("envfleet",)),
+    "fleet": ("Making a fleet", "`make` and what it returns; the guide is [the fleet](../core.md).", ("envfleet",)),
 }
 #: In the order of the site's navigation.
 ORDER = ("fleet", "adapters", "agents", "rollout", "remote", "train", "testing", "errors")
 #: Modules whose classes and functions are public although they are in no `__all__` that is read below.
-MODULES = tuple(f"envfleet.adapters.{name}" for name in ("gymnasium", "sb3", "torchrl", "tianshou", "agents", "classic", "flatten"))
+MODULES = tuple(
+    f"envfleet.adapters.{name}" for name in ("gymnasium", "sb3", "torchrl", "tianshou", "agents", "classic", "flatten")
+)
 PACKAGES = ("envfleet", "envfleet.rollout", "envfleet.remote", "envfleet.train", "envfleet.testing", "envfleet.errors")
 
 #: Users get objects of these classes and do not construct them.
@@ -70,7 +72,7 @@ def pages() -> dict[str, str]:
         title, about, _ = PAGES[page]
         text = f"# {title}\n\n{about}\n\n"
         taken: set[str] = set()
-        for where, name, value in sorted(found[page].values(), key=lambda each: inspect.isclass(each[2])):  # functions first
+        for where, name, value in sorted(found[page].values(), key=importance):
             heading = name if name not in taken else f"{where.rpartition('.')[2]}.{name}"
             taken.add(name)
             text += entry(where, name, value, heading)
@@ -78,6 +80,11 @@ def pages() -> dict[str, str]:
             text += f"## `{where}`\n\nNot described here, because the library it is for was not installed when the site was built.\n\n"
         texts[page] = text
     return texts
+
+
+def importance(each: tuple[str, str, Any]) -> tuple[bool, bool, bool]:
+    """`make` first, then functions, classes, and values."""
+    return each[1] != "make", not inspect.isfunction(each[2]), not inspect.isclass(each[2])
 
 
 def names() -> Iterator[tuple[str, str, Any]]:
@@ -105,11 +112,13 @@ def entry(where: str, name: str, value: Any, heading: str) -> str:
     """One public name: how to import it, its signature, its docstring, and a class's methods."""
     if name == "KEEP":
         return "## `KEEP`\n\nIn `Fleet.assign(tasks=[…])`: leave this slot's task as it is.\n\n"
-    text = f"## `{heading}`\n\n```py\nfrom {where} import {name}\n```\n\n"
+    text = f"## `{heading}`\n\n"
     if inspect.isclass(value) and issubclass(value, BaseException):
         bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
-        return text + f"Derives from {bases}.\n\n" + described(inspect.getdoc(value) or "")
-    text += ("" if name in MADE_FOR_USERS else signature(name, value)) + described(inspect.getdoc(value) or "")
+        return text + f"`{where}.{name}`, derives from {bases}.\n\n" + described(inspect.getdoc(value) or "")
+    call = "" if name in MADE_FOR_USERS else signature(name, value).removeprefix("```py\n")
+    text += f"```py\nfrom {where} import {name}\n\n{call}" if call else f"```py\nfrom {where} import {name}\n```\n\n"
+    text += described(inspect.getdoc(value) or "")
     if inspect.isclass(value):
         for method, what in members(value):
             text += f"### `{heading}.{method}`\n\n"
@@ -180,7 +189,9 @@ def described(doc: str) -> str:
     parts = _SECTION.split(doc)
     text = prose(parts[0])
     for title, body in zip(parts[1::2], parts[2::2]):
-        indented, _, after = body.strip("\n").partition("\n\n") if title.startswith("Example") and ">>>" not in body else (body, "", "")
+        indented, _, after = (
+            body.strip("\n").partition("\n\n") if title.startswith("Example") and ">>>" not in body else (body, "", "")
+        )
         lines = indented.strip("\n")
         # What follows a section without an indent belongs to the docstring, not to the section.
         inside = re.match(r"(?:[ \t]+.*\n?|\n)*", lines + "\n")

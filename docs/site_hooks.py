@@ -33,7 +33,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     for source, name in ROOT_PAGES.items():
         markdown = re.sub(rf"\]\((?:\.\./)+{source}", f"]({'../' * page.file.src_uri.count('/')}{name}", markdown)
     up = "../" * (page.file.src_uri.count("/") + 1)
-    markdown = re.sub(rf"\[([^\]]+)\]\({re.escape(up)}[^)]+\)", r"\1", markdown)  # other files of the repository are not in the site
+    markdown = re.sub(
+        rf"\[([^\]]+)\]\({re.escape(up)}[^)]+\)", r"\1", markdown
+    )  # other files of the repository are not in the site
     return _linked(markdown) if page.file.src_uri == "api.md" else markdown
 
 

@@ -15,6 +15,22 @@ import make_reference
 ROOT = Path(__file__).parents[1]
 #: Pages of the root of the repository, under the name they have in the site.
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+#: Words of the glossary that are not common English: their first use on a page becomes a link.
+WORDS = (
+    "slab",
+    "slot life",
+    "doorbell",
+    "ledger",
+    "keeper",
+    "ticket",
+    "segment",
+    "mailbox",
+    "pulse",
+    "fault row",
+    "compiled core",
+    "side part",
+)
+_TOKENS = re.compile(r"(`[^`]*`|!?\[[^\]]*\]\([^)]*\))")
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
@@ -36,7 +52,32 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     markdown = re.sub(
         rf"\[([^\]]+)\]\({re.escape(up)}[^)]+\)", r"\1", markdown
     )  # other files of the repository are not in the site
-    return _linked(markdown) if page.file.src_uri == "api.md" else markdown
+    if page.file.src_uri == "api.md":
+        return _linked(markdown)
+    if page.file.src_uri in ("glossary.md", "changes.md", "index.md") or page.file.src_uri.startswith("reference/"):
+        return markdown
+    return with_words(markdown, "../" * page.file.src_uri.count("/") + "glossary.md")
+
+
+def with_words(markdown: str, glossary: str) -> str:
+    """Link the first use of each word in running text, unless the page links it already."""
+    left = {word for word in WORDS if f"glossary.md#{word.replace(' ', '-')}" not in markdown}
+    lines, in_code = [], False
+    for line in markdown.splitlines():
+        in_code ^= line.lstrip().startswith("```")
+        if left and not in_code and not line.startswith("#"):
+            parts = _TOKENS.split(line)
+            for word in sorted(left):
+                for i in range(0, len(parts), 2):  # every other part is code or a link
+                    link = rf"[\g<0>]({glossary}#{word.replace(' ', '-')})"
+                    parts[i], found = re.subn(rf"\b{word}s?\b", link, parts[i], count=1, flags=re.I)
+                    if found:
+                        left.remove(word)
+                        break
+                parts = _TOKENS.split("".join(parts))
+            line = "".join(parts)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _linked(markdown: str) -> str:

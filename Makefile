@@ -66,7 +66,7 @@ format: $(VENV)/.dev ## let ruff write the format it wants
 
 docs: $(VENV)/.dev ## write docs/api.md anew from the docstrings, and build the documentation site: build/site/index.html
 	$(BIN)/python docs/make_api.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open build/site/index.html"
 
 docs-serve: docs ## the site on http://127.0.0.1:8080, built again whenever a page changes

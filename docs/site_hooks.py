@@ -46,6 +46,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links to the root of the repository lead to pages of the site; names in the list of public names lead to the reference."""
+    # A search for a word finds its definition first, and guides before the reference.
+    page.meta["search"] = {
+        "boost": {"glossary.md": 8.0}.get(page.file.src_uri, 0.5 if page.file.src_uri.startswith("reference/") else 1.0)
+    }
     for source, name in ROOT_PAGES.items():
         markdown = re.sub(rf"\]\((?:\.\./)+{source}", f"]({'../' * page.file.src_uri.count('/')}{name}", markdown)
     up = "../" * (page.file.src_uri.count("/") + 1)

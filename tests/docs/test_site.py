@@ -22,9 +22,9 @@ LOADED_BY_CSS = re.compile(r"""(?:@import\s+|url\(\s*)["']?((?:https?:)?//[^"')\
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """`mkdocs build --strict`: a link or an anchor that leads nowhere, or a page in no menu, is an error."""
+    """`mkdocs build --strict`: a link or an anchor that leads nowhere, or a page in no menu, is an error (but not with --quiet)."""
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -37,6 +37,12 @@ def test_nothing_is_loaded_from_elsewhere(site):
         assert 'class="mermaid"' not in page.read_text(), f"{page}: the theme loads mermaid from elsewhere"
     for sheet in site.rglob("*.css"):
         assert LOADED_BY_CSS.findall(sheet.read_text()) == [], sheet
+
+
+def test_the_first_use_of_a_word_leads_to_the_glossary(site):
+    rollouts = (site / "rollouts.html").read_text()
+    assert rollouts.count('href="glossary.html#ledger"') == 1
+    assert "glossary.html#fleet" in (site / "tutorials/01_first_fleet.html").read_text()
 
 
 def test_search_knows_pages_words_and_names(site):

@@ -6,6 +6,7 @@ import doctest
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -154,16 +156,34 @@ def test_examples_in_docstrings_hold(name):
     assert result.failed == 0
 
 
+def script_of_docs(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+#: Public names whose docstring has no example: results that others show, and calls that do not return.
+NO_EXAMPLE = {"Agent", "EnvStats", "TeamAgent", "TeamEvaluation", "TrainResult", "UpdateResult", "serve"}
+
+
+def test_every_public_name_has_an_example():
+    without = set()
+    for _, name, value in script_of_docs("make_reference").names():
+        is_error = inspect.isclass(value) and issubclass(value, BaseException)
+        if name and callable(value) and not is_error and ">>>" not in (inspect.getdoc(value) or ""):
+            without.add(name)
+    assert without - NO_EXAMPLE == set() and NO_EXAMPLE - without == set()
+
+
 def test_api_page_is_what_the_package_exports():
     for name in envfleet.__all__:
         try:
             getattr(envfleet, name)
         except ImportError as missing:
             pytest.skip(f"envfleet.{name}: {missing}")
-    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs/make_api.py")
-    assert spec is not None and spec.loader is not None
-    make_api = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_api)
+    make_api = script_of_docs("make_api")
     assert (ROOT / "docs/api.md").read_text() == make_api.page(), "run `make docs`"
 
 

@@ -91,6 +91,10 @@ class ClientStats:
 
     `dropped`: answers without an open request; `checks`: requests made to find such answers; `renewed`: sessions that were
     replaced at a reset because they had ended or had sent something without a request.
+
+    Example:
+        >>> ClientStats().steps
+        0
     """
 
     steps: int = 0

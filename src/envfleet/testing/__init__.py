@@ -63,7 +63,15 @@ def _tagged(tag: str, data: bytes) -> bytes:
 
 
 def leaf_rows(batch: Batch, tree: Any) -> list[list[Any]]:
-    """`batch.obs` or `batch.final_obs`, row by row: the row's value of every leaf of the space."""
+    """`batch.obs` or `batch.final_obs`, row by row: the row's value of every leaf of the space.
+
+    Example:
+        >>> from envfleet import make
+        >>> with make("CartPole-v1", 2, backend="serial") as fleet:
+        ...     batch = fleet.reset(seed=0)
+        >>> [len(row) for row in leaf_rows(batch, batch.obs)]
+        [1, 1]
+    """
     columns = [reduce(getitem, leaf.path, tree) for leaf in batch._slab.obs_leaves]
     return [[column[i] for column in columns] for i in range(len(batch))]
 
@@ -235,7 +243,12 @@ def _fds() -> Iterator[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, zombies left out."""
+    """Every living process below `pid`, zombies left out.
+
+    Example:
+        >>> os.getpid() in descendants(os.getppid())
+        True
+    """
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

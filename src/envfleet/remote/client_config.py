@@ -31,6 +31,10 @@ class ClientConfig:
             answers never repeat (each has a step counter or a time).
         step_counts: whether the `step_count` of such a server's `state` must agree with the steps taken.
         capacity: the table of sessions to share; None is the one of this process.
+
+    Example:
+        >>> ClientConfig(capacity_timeout_s=5).capacity_timeout_s
+        5
     """
 
     headers: Mapping[str, str] | None = field(default=None, repr=False)
@@ -87,6 +91,10 @@ class ClientStats:
 
     `dropped`: answers without an open request; `checks`: requests made to find such answers; `renewed`: sessions that were
     replaced at a reset because they had ended or had sent something without a request.
+
+    Example:
+        >>> ClientStats().steps
+        0
     """
 
     steps: int = 0

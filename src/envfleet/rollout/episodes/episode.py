@@ -54,6 +54,7 @@ class Rollout:
     wall_s: float = 0.0
     started_s: float = 0.0  # seconds since the epoch
     step_latencies: Any = field(default_factory=list)  # [T] seconds each step() took, or empty
+    seconds: dict[str, float] = field(default_factory=dict)  # of an executor: "agent", "env", "network", "waiting"
     attempts: int = 1
     error: BaseException | None = None
 

@@ -70,9 +70,11 @@ class DaemonPool(Executor):
             thread.start()
 
     def grow(self, by: int = 1) -> None:
-        """Allow one more thread, because one of them hangs forever."""
+        """Allow one more thread, because one of them hangs forever or waits for a call in this pool."""
         with self._shared.lock:
             self.size += by
+            if not self._shared.queue.empty():
+                self._start_thread()
 
     def replace(self, thread: threading.Thread) -> None:
         """Let another thread take the place of one whose call may never return: it ends with that call, and no one waits for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
@@ -96,10 +96,13 @@ class Rollout:
             "truncated": np.asarray(self.truncated, dtype=np.bool_),
         }
 
-    def to_tensors(self, device: Any = None, *, observation: str | None = None, action: str | None = None) -> dict[str, Any]:
+    def to_tensors(
+        self, device: Any = None, *, observation: str | None = None, action: str | None = None, without: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The arrays as PyTorch tensors: observations [T + 1, ...], all others [T, ...]; rewards as float32.
 
-        `observation` and `action` choose one field where these are mappings, e.g. `to_tensors(observation="board")`.
+        `observation` and `action` choose one field where these are mappings, e.g. `to_tensors(observation="board")`;
+        `without=["actions"]` leaves out what is not numbers.
 
         Example:
             >>> tensors = Rollout(observations=[[0.0], [1.0]], actions=[1], rewards=[1.0], terminated=[True],
@@ -107,11 +110,14 @@ class Rollout:
             >>> tensors["observations"].shape
             torch.Size([2, 1])
         """
-        return _tensors(self._fields(observation, action), [self], device)
+        return _tensors(self._fields(observation, action, without), [self], device)
 
-    def _fields(self, observation: str | None, action: str | None) -> dict[str, Any]:
-        """All arrays with a time axis, of observations and actions only the chosen field."""
+    def _fields(self, observation: str | None, action: str | None, without: Sequence[str]) -> dict[str, Any]:
+        """The arrays with a time axis, of observations and actions only the chosen field."""
         arrays = self.arrays() | {"dones": self.dones}
+        if unknown := set(without) - set(arrays):
+            raise BadArgument(f"without={sorted(unknown)}: there are {', '.join(arrays)}")
+        arrays = {name: values for name, values in arrays.items() if name not in without}
         for name, chosen in (("observations", observation), ("actions", action)):
             if chosen is not None:
                 if not isinstance(arrays[name], dict) or chosen not in arrays[name]:
@@ -182,11 +188,13 @@ class Rollouts(list[Rollout]):
         """SHA-256 over the digests of all rollouts, in order."""
         return hashlib.sha256("".join(rollout.digest() for rollout in self).encode()).hexdigest()
 
-    def to_tensors(self, device: Any = None, *, observation: str | None = None, action: str | None = None) -> dict[str, Any]:
+    def to_tensors(
+        self, device: Any = None, *, observation: str | None = None, action: str | None = None, without: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Padded tensors: observations [B, T + 1, ...], others [B, T, ...], `mask` [B, T], `lengths` [B].
 
         T is the longest episode; padding is zero and `mask` is False there. Failed rollouts are left out. `observation` and
-        `action` choose one field where these are mappings.
+        `action` choose one field where these are mappings; `without=["actions"]` leaves out what is not numbers.
 
         Example:
             >>> short = Rollout(observations=[0, 1], actions=[1], rewards=[1.0],
@@ -198,7 +206,7 @@ class Rollouts(list[Rollout]):
         good = self.successes
         if not good:
             raise BadArgument("no successful rollout to make tensors of")
-        parts = [rollout._fields(observation, action) for rollout in good]
+        parts = [rollout._fields(observation, action, without) for rollout in good]
         for rollout, part in zip(good, parts):
             _check_numbers(part, rollout)
         lengths = np.array([len(rollout) for rollout in good])
@@ -236,7 +244,7 @@ def _check_numbers(arrays: dict[str, Any], rollout: Rollout) -> None:
             kinds = ", ".join(sorted({type(value).__name__ for value in leaf}))
             raise BadArgument(
                 f"{path} of {rollout!r} (episode {rollout.episode}) is not an array of numbers of one shape, but {kinds}: "
-                'choose a field that is, e.g. to_tensors(observation="board"), or convert it first'
+                'choose a field that is, e.g. to_tensors(observation="board"), or leave it out with to_tensors(without=[…])'
             )
 
 

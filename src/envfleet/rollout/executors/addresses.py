@@ -39,7 +39,10 @@ def client_or_factory(client: Any, index: int, is_async: bool) -> Any:
     """What a job runs on: an address becomes a factory. What cannot be a client is refused."""
     if isinstance(client, (str, Mapping)):
         address = (AsyncAddress if is_async else Address)(client)
-        Address(client)()  # a wrong address or option is refused here
+        try:
+            Address(client)()
+        except BadArgument as error:
+            raise BadArgument(f"clients[{index}]: {error}") from None
         return address
     if not callable(client) and not (hasattr(client, "reset") and hasattr(client, "step")):
         raise BadArgument(

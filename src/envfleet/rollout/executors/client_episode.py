@@ -243,6 +243,10 @@ class ClientEpisode:
             offer()  # a client of ours: until its next reset others may have its session
         return rollout
 
+    def play_here(self) -> Rollout:
+        """The same on this thread, if the place is one."""
+        return on_this_thread(self.play())
+
     def given_up(self, why: RolloutFailed) -> Rollout:
         """The record as it is now. A thread that is still in a call of the client goes on with its own."""
         if self.complete:

@@ -217,13 +217,13 @@ class RolloutExecutor:
         num_tasks = min(len(jobs), self.concurrency)
 
         async def work(policy: PolicyPlaces) -> None:
-            async with self._running.request_async(None):
-                while waiting and not jobs[0].stop.wanted:
-                    if room.locked():
-                        with policy.one_less():  # its batches do not wait for this task
-                            await room.acquire()
-                    else:
+            while waiting and not jobs[0].stop.wanted:
+                if room.locked():
+                    with policy.one_less():  # its batches do not wait for this task
                         await room.acquire()
+                else:
+                    await room.acquire()
+                async with self._running.request_async(None):
                     if waiting:
                         done(await self._run(waiting.popleft(), place))
             policy.leave()
@@ -269,7 +269,7 @@ class RolloutExecutor:
             call = waiter = loop.create_task(episode.play())
         else:
             episode = ClientEpisode(job, self.rules, self._throttle, OnThread(partial(wait_on, loop)))
-            call = self.executor.submit(on_this_thread, episode.play())
+            call = self.executor.submit(episode.play_here)
             waiter = asyncio.wrap_future(call)
         try:
             while not waiter.done():

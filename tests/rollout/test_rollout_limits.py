@@ -71,7 +71,7 @@ def test_a_stream_that_nobody_takes_holds_up_neither_other_collections_nor_shutd
         next(left)
         assert len(executor.collect_rollouts([Counter(1) for _ in range(9)], stay)) == 9
         assert executor.shutdown(timeout_s=20)
-        with pytest.raises(RolloutsFailed, match="given up|is closed"):
+        with pytest.raises(RolloutsFailed, match=r"given up|is closed"):
             list(left)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -59,6 +60,7 @@ class AsyncEnvClient:
         self._episode_id: Any = None
         self._episode_steps = 0
         self._checkers = {url: AnswerChecker(self._table.learnt(url)) for url in self._endpoints}
+        self._passing_on: asyncio.Future[None] | None = None  # a task is kept alive by who refers to it
         self._last_state: Fields | None = None  # of an episode whose session was handed on
         self._end_state: Fields | None = None  # of an episode that is over, as its last check found it
         self.stats = ClientStats()
@@ -156,11 +158,8 @@ class AsyncEnvClient:
         """
         if self._link is not None:
             with suppress(RuntimeError):  # no loop runs here: the session cannot be passed on
-                self._table.offer(self, self._url, partial(asyncio.get_running_loop().call_soon_threadsafe, self._pass_on))
-
-    def _pass_on(self) -> None:
-        if not self._busy and self._link is not None:
-            self._closing = asyncio.ensure_future(self._hand_on())
+                loop, me = asyncio.get_running_loop(), weakref.ref(self)  # the table keeps no client alive
+                self._table.offer(self, self._url, partial(loop.call_soon_threadsafe, _pass_on, me))
 
     async def _hand_on(self) -> None:
         counted = Fields(episode_id=self._episode_id, step_count=self._episode_steps)
@@ -375,3 +374,10 @@ class AsyncEnvClient:
             self.stats.opening_s += time.perf_counter() - began
         self.stats.round_trip_s = self._table.learnt(self._url).get("round_trip_s", 0.0)
         self._checkers[self._url].connected(first)
+
+
+def _pass_on(offered: weakref.ref[AsyncEnvClient]) -> None:
+    """On a client's loop: give its session to another, unless it is used again."""
+    client = offered()
+    if client is not None and not client._busy and client.connected:
+        client._passing_on = asyncio.ensure_future(client._hand_on())

@@ -41,7 +41,7 @@ from envfleet.rollout.executors.client_episode import (
     too_late,
     with_retries,
 )
-from envfleet.rollout.executors.executor_options import ExecutorOptions, JobOptions, OneJobOptions
+from envfleet.rollout.executors.executor_options import ExecutorOptions, JobOptions, OneJobOptions, RuleOptions
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
 from envfleet.rollout.executors.throttle import Throttle
 from envfleet.util.daemon_pool import DaemonPool
@@ -113,7 +113,7 @@ class RolloutExecutor:
     inline_agent = False
 
     def __init__(
-        self, concurrency: int, *, max_rate: float | None = None, max_in_flight: int | None = None, **rules: Any
+        self, concurrency: int, *, max_rate: float | None = None, max_in_flight: int | None = None, **rules: Unpack[RuleOptions]
     ) -> None:
         refuse_unknown(
             type(self).__name__, set(rules) - set(Rules.__annotations__), ["num_workers", *ExecutorOptions.__annotations__]

@@ -24,8 +24,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-#: Pages whose blocks still need the blocks before them: they run as one script.
-NOT_ALONE_YET = {"docs/openenv.md", "docs/rollouts.md"}
 FENCE = re.compile(r"^(`{3,})(.*)$")
 SAME_TEXT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -74,13 +72,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def python_blocks() -> list[Block]:
-    found = []
-    for page in PAGES:
-        blocks = [block for block in blocks_of(page) if block.kind == "python"]
-        if name_of(page) in NOT_ALONE_YET:
-            blocks = [Block(page, 1, "python", "", "".join(block.code for block in blocks))]
-        found += blocks
-    return found
+    return [block for page in PAGES for block in blocks_of(page) if block.kind == "python"]
 
 
 def as_a_user() -> dict[str, str]:

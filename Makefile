@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt setup.py $(wildcard compiled/*)
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
-.PHONY: help setup demo sanitize chaos test test-full test-learning test-versions check format docs bench bench-peers clean
+.PHONY: help setup demo sanitize chaos test test-full test-learning test-versions check format docs docs-serve bench bench-peers clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -64,8 +64,13 @@ format: $(VENV)/.dev ## let ruff write the format it wants
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: $(VENV)/.dev ## write docs/api.md anew from the docstrings
+docs: $(VENV)/.dev ## write docs/api.md anew from the docstrings, and build the documentation site: build/site/index.html
 	$(BIN)/python docs/make_api.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
+
+docs-serve: docs ## the site on http://127.0.0.1:8080, built again whenever a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8080
 
 bench: $(VENV)/.dev ## ours, the limit and the peers in one run; writes docs/performance.md (some 20 minutes, quiet machine)
 	$(BIN)/python -m bench

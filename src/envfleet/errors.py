@@ -261,7 +261,9 @@ class ServerError(RemoteError):
 
     def __init__(self, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         self.code, self.message, self.details = code, message, dict(details or {})
-        super().__init__(f"{code}: {message}")
+        listed = self.details.get("errors")
+        told = [str(each.get("msg", each)) if isinstance(each, Mapping) else str(each) for each in listed or ()]
+        super().__init__(f"{code}: {message}" + (f" ({'; '.join(told)[:500]})" if isinstance(listed, list) else ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self.message, self.details)

@@ -76,7 +76,7 @@ def received_too_early():
 
 
 def extra_missing():
-    raise ef.MissingExtra("ray", extra="ray")
+    raise ef.MissingExtra("tianshou", extra="tianshou")
 
 
 CASES = {

@@ -1,5 +1,7 @@
 """Environments and a policy for the collector's tests: every episode follows from its seed."""
 
+import time
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -22,6 +24,19 @@ class Walk(gym.Env):
         self.t += 1
         end = self.t >= self.limit
         return (self.np_random.normal(size=3), float(action), end and self.t % 2 == 0, end and self.t % 2 == 1, {"t": self.t})
+
+
+class StuckAtThree(Walk):
+    """The third step takes a minute."""
+
+    def __init__(self, stuck=True):
+        super().__init__(slow=stuck)
+        self.stuck = stuck
+
+    def step(self, action):
+        if self.stuck and self.t == 2:
+            time.sleep(60)
+        return super().step(action)
 
 
 class Frozen:

@@ -254,7 +254,15 @@ class AgentsAsBatch(FleetView, VectorEnv[Any, Any, Any]):
 
 
 def action_masks(fleet: Fleet, batch: Batch) -> dict[str, Array]:
-    """The column of legal actions by group; {} if there is none."""
+    """The column of legal actions by group; {} if there is none.
+
+    Example:
+        >>> from envfleet import make
+        >>> with make("gridworld-parallel", 3, backend="serial") as fleet:
+        ...     masks = action_masks(fleet, fleet.reset(seed=0))
+        >>> [mask.shape for mask in masks.values()]
+        [(3, 2, 5)]
+    """
     columns = batch.columns
     if "action_mask" in columns:
         return {group.name: columns["action_mask"][:, list(group.indices)] for group in fleet.groups}
@@ -263,7 +271,14 @@ def action_masks(fleet: Fleet, batch: Batch) -> dict[str, Array]:
 
 
 def agent_part(fleet: Fleet, tree: Any, group: AgentGroup, place: int) -> Any:
-    """One agent's part, [n, …], of `batch.obs` or `batch.final_obs`."""
+    """One agent's part, [n, …], of `batch.obs` or `batch.final_obs`.
+
+    Example:
+        >>> from envfleet import make
+        >>> with make("gridworld-parallel", 3, backend="serial") as fleet:
+        ...     agent_part(fleet, fleet.reset(seed=0).obs, fleet.groups[0], 1)["action_mask"].shape
+        (3, 5)
+    """
     mine = tree if len(fleet.groups) == 1 else tree[group.name]
     return tree_map(lambda leaf: leaf[:, place], mine)
 

@@ -42,6 +42,14 @@ class FleetVectorEnv(SingleAgentView, VectorEnv[Any, Any, Any]):
 
     It has the methods of Gymnasium's `AsyncVectorEnv` on every backend, and `envs` of `SyncVectorEnv` on "serial". Its errors
     are ours and Gymnasium's at once (`envfleet.adapters.peer_errors`).
+
+    Example:
+        >>> envs = make_vec("CartPole-v1", num_envs=2, backend="serial")
+        >>> obs, infos = envs.reset(seed=0)
+        >>> envs.step_async([0, 1])
+        >>> envs.step_wait()[1].tolist()
+        [1.0, 1.0]
+        >>> envs.close()
     """
 
     _state = AsyncState.DEFAULT  # which result is to be fetched

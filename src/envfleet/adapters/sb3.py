@@ -126,6 +126,13 @@ class SubprocVecEnv(FleetVecEnv):
     Every environment has its own process, so that environments that wait do so at the same time. With cheap environments and
     few CPUs a `num_workers` of the number of CPUs is faster: environments then share workers. `options` are those of
     `envfleet.make`. The script needs no `if __name__ == "__main__"` guard.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> envs = SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+        >>> envs.reset().shape
+        (2, 4)
+        >>> envs.close()
     """
 
     def __init__(
@@ -141,7 +148,15 @@ class SubprocVecEnv(FleetVecEnv):
 
 
 class DummyVecEnv(FleetVecEnv):
-    """Drop-in for SB3's class of this name: environments in this process, one after the other."""
+    """Drop-in for SB3's class of this name: environments in this process, one after the other.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> envs = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
+        >>> envs.reset().shape, len(envs.envs)
+        ((2, 4), 2)
+        >>> envs.close()
+    """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **options: Unpack[EnvOptions]) -> None:
         super().__init__(_fleet(env_fns, backend="serial", **options))

@@ -174,7 +174,12 @@ def _unpickled(data: bytes | None, note: str) -> BaseException | None:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One fault of one slot: where it happened, what caused it, and what was last done there."""
+    """One fault of one slot: where it happened, what caused it, and what was last done there.
+
+    Example:
+        >>> print(Fault(slot=1, kind="failed", phase="step", cause="ValueError: no key", episode=4, step=2, seed=9, worker=0))
+        slot 1 failed in step (episode 4, step 2, seed 9, worker 0): ValueError: no key
+    """
 
     slot: int
     kind: str  # "failed": the env raised; "timeout": past its deadline; "lost": its worker's process ended; "abandoned": given up by the caller

@@ -39,6 +39,9 @@ class App:
         """One connection."""
         if scope["type"] == "websocket" and scope["path"].rstrip("/") == "/ws":
             await self._websocket(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await _refuse_request(scope, send, 404, "sessions are at /ws")
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from envfleet import errors
 from envfleet.errors import FleetError, ResetNeeded
 from envfleet.remote import exact_protocol, wire
-from envfleet.remote.address import endpoints_of, get_json
+from envfleet.remote.address import endpoints_of, get_json, split_mapping
 from envfleet.remote.answer_check import AnswerChecker
 from envfleet.remote.client_config import ClientConfig, ClientOptions, ClientStats
 from envfleet.remote.connecting import Opener
@@ -33,7 +37,7 @@ class AsyncEnvClient:
     (`envfleet.remote.answer_check`). An answer to another request is ProtocolBroken.
 
     Args:
-        url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url`.
+        url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url` and options.
         options: see ClientConfig.
 
     Example:
@@ -44,7 +48,9 @@ class AsyncEnvClient:
     """
 
     def __init__(self, url: str | Sequence[str] | Mapping[str, Any], **options: Unpack[ClientOptions]) -> None:
+        url, options = split_mapping(url, options)
         self.config = ClientConfig.of(options)
+        self._arguments: tuple[Any, dict[str, Any]] = url, options  # type: ignore[assignment]
         self._endpoints = endpoints_of(url, self.config)
         self._table = self.config.capacity or shared_table()
         self._link: Any = None  # envfleet.remote.link.Link, imported when it is first needed
@@ -54,8 +60,9 @@ class AsyncEnvClient:
         self._episode_id: Any = None
         self._episode_steps = 0
         self._checkers = {url: AnswerChecker(self._table.learnt(url)) for url in self._endpoints}
+        self._passing_on: asyncio.Future[None] | None = None  # a task is kept alive by who refers to it
         self._last_state: Fields | None = None  # of an episode whose session was handed on
-        self._action_name: str | None = None
+        self._end_state: Fields | None = None  # of an episode that is over, as its last check found it
         self.stats = ClientStats()
         self._opener = Opener(self._endpoints, self.config, self._table, self.stats)
 
@@ -69,12 +76,21 @@ class AsyncEnvClient:
         """Whether a session is open."""
         return self._link is not None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(repr(url) for url in self._endpoints)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It travels as its addresses and options, without its session."""
+        url, options = self._arguments
+        return partial(type(self), url, **{key: value for key, value in options.items() if key != "capacity"}), ()
+
     async def reset(self, *, timeout_s: float | None = None, **kwargs: Any) -> StepResult:
         """Start an episode; `seed`, `episode_id` and the environment's own arguments go to the server."""
         self._enter()
         try:
             self._running = False
-            self._last_state = None
+            self._last_state = self._end_state = None
+            self._table.withdraw(self)
             if self._link is not None and not self._link.is_clean:
                 self.stats.renewed += 1
                 self._drop()  # between episodes nothing is lost with it
@@ -104,16 +120,15 @@ class AsyncEnvClient:
             if type(action) is dict:
                 payload = action
             else:
-                payload = action_payload(action, self._action_name or await self._find_action_name(action))
+                payload = action_payload(action, await self._action_name(action))
             result = await self._result("step", payload, timeout_s)
             self.stats.steps += 1
             if result.done:
-                state = await self._check(timeout_s, at_end=True)
+                self._end_state = await self._check(timeout_s, at_end=True)
                 if self._table.contended(self._url):  # others wait, and this episode is over
-                    counted = Fields(episode_id=self._episode_id, step_count=self._episode_steps)
-                    self._last_state = counted if state is None else state
-                    self._running = False
-                    await self._hang_up()
+                    await self._hand_on()
+                else:
+                    self.offer_session()
             return result
         except FleetError:
             raise
@@ -134,6 +149,23 @@ class AsyncEnvClient:
                 await self._check(timeout_s, at_end=True)
         finally:
             self._busy = False
+
+    def offer_session(self) -> None:
+        """Let others of this process that wait for a session have this one; the next `reset` opens another then.
+
+        `step` does so at an episode's end; for callers that end episodes themselves. `step` and `state` still work
+        until someone takes it.
+        """
+        if self._link is not None:
+            with suppress(RuntimeError):  # no loop runs here: the session cannot be passed on
+                loop, me = asyncio.get_running_loop(), weakref.ref(self)  # the table keeps no client alive
+                self._table.offer(self, self._url, partial(loop.call_soon_threadsafe, _pass_on, me))
+
+    async def _hand_on(self) -> None:
+        counted = Fields(episode_id=self._episode_id, step_count=self._episode_steps)
+        self._last_state = counted if self._end_state is None else self._end_state
+        self._running = False
+        await self._hang_up()
 
     async def state(self, *, timeout_s: float | None = None) -> Fields:
         """The server's state of the episode."""
@@ -168,14 +200,21 @@ class AsyncEnvClient:
             raise errors.ClientBusy()
         self._busy = True
 
-    async def _find_action_name(self, action: Any) -> str:
-        """A bare value needs its field's name: the one property of the server's action schema."""
+    async def _action_name(self, action: Any) -> str:
+        """A bare value needs its field's name: the one property of the server's action schema, which is asked for once."""
         if isinstance(action, Mapping) or hasattr(action, "model_dump") or hasattr(action, "__dataclass_fields__"):
             return "action"  # it brings its own names
+        learnt = self._table.learnt(self._url)
+        if "action_name" not in learnt:
+            await asyncio.to_thread(self._learn_action_name, self._url, learnt)
+        return str(learnt["action_name"])
+
+    def _learn_action_name(self, url: str, learnt: dict[str, Any]) -> None:
         from envfleet.remote.space_views import only_field
 
-        self._action_name = only_field(await self.schema())
-        return self._action_name
+        with self._table.asking(url):  # one client asks, the others wait for what it learns
+            if "action_name" not in learnt:
+                learnt["action_name"] = only_field(get_json(self._endpoints[url], "/schema", self.config))
 
     async def _result(self, kind: str, data: dict[str, Any], timeout_s: float | None) -> StepResult:
         """Reset or step; with servers that do not number their answers, a repeated one is looked into."""
@@ -310,6 +349,7 @@ class AsyncEnvClient:
         """Drop the session at once; the server notices the closed socket."""
         link, self._link = self._link, None
         self._running = False
+        self._table.withdraw(self)
         if link is not None:
             link.abort()
             self._table.released(self._url)
@@ -317,6 +357,7 @@ class AsyncEnvClient:
     async def _hang_up(self) -> None:
         """End the session with a closing handshake: the server has freed it when this returns."""
         link, self._link = self._link, None
+        self._table.withdraw(self)
         if link is None:
             return
         try:
@@ -326,5 +367,17 @@ class AsyncEnvClient:
             self._table.released(self._url)
 
     async def _open(self) -> None:
-        self._link, self._url, first = await self._opener.open()
+        began = time.perf_counter()
+        try:
+            self._link, self._url, first = await self._opener.open()
+        finally:
+            self.stats.opening_s += time.perf_counter() - began
+        self.stats.round_trip_s = self._table.learnt(self._url).get("round_trip_s", 0.0)
         self._checkers[self._url].connected(first)
+
+
+def _pass_on(offered: weakref.ref[AsyncEnvClient]) -> None:
+    """On a client's loop: give its session to another, unless it is used again."""
+    client = offered()
+    if client is not None and not client._busy and client.connected:
+        client._passing_on = asyncio.ensure_future(client._hand_on())

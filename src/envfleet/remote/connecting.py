@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -70,8 +71,11 @@ class Opener:
         link = None
         try:
             link = await open_link(self._endpoints[url], self._config)
+            began = time.perf_counter()
             try:
                 first = await link.ask(link.frame("state"), self._config.connect_timeout_s)
+                learnt = self._table.learnt(url)
+                learnt["round_trip_s"] = min(learnt.get("round_trip_s", math.inf), time.perf_counter() - began)
             except Closed:
                 first = link.early() or Message("error", {"message": "closed at once", "code": "SESSION_ERROR"})
             except Unsolicited as refusal:

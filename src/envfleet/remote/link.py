@@ -244,14 +244,17 @@ async def open_link(endpoint: Endpoint, config: ClientConfig) -> Link:
     except InvalidStatus as error:
         status = error.response.status_code
         if status in (401, 403):
-            why = f"the server answered {status}: it needs a (different) token; token=…, or ENVFLEET_TOKEN for commands"
+            token = "it needs a (different) token; token=…, or ENVFLEET_TOKEN for commands"
+            path = "" if status == 401 else ". Some servers answer so when the path of the address is wrong"
+            why = f"the server answered {status}: {token}{path}"
             raise Unauthorized(endpoint.public, why) from None
         if status == 421:
             why = "it is not reached under this name: serve with --allow-host NAME, or use its address"
             raise ConnectFailed(endpoint.public, why) from None
         if status in (429, 503):  # it has more connections than it answers at all
             raise CapacityReached(endpoint.public) from None
-        raise ConnectFailed(endpoint.public, f"it answered HTTP {status} to a WebSocket request") from None
+        hint = ": is the path of the address right?" if status == 404 else ""
+        raise ConnectFailed(endpoint.public, f"it answered HTTP {status} to a WebSocket request{hint}") from None
     except TimeoutError:
         raise ConnectFailed(endpoint.public, f"no answer in {config.connect_timeout_s:g} s") from None
     except ssl.SSLError as error:

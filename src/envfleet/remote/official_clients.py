@@ -49,7 +49,7 @@ def as_client(client: ClientLike, **options: Unpack[ClientOptions]) -> Any:
     if options:
         raise BadArgument(f"client options {sorted(options)} go with an address, not with a client object")
     if isinstance(client, AsyncEnvClient):
-        return HttpEnvClient(list(client._endpoints), **vars(client.config))
+        return HttpEnvClient(client._arguments[0], **client._arguments[1])
     if type(client).__module__.partition(".")[0] in ("openenv", "openenv_core") or hasattr(client, "_step_payload"):
         return OfficialClient(client)
     if callable(getattr(client, "reset", None)) and callable(getattr(client, "step", None)):

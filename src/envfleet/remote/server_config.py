@@ -35,6 +35,10 @@ class ServerConfig:
         allow_hosts: further host names that clients may use for this server; loopback names and the address it is bound to
             are always allowed, "*" allows all.
         allow_origins: web origins ("https://lab.example") whose pages may use it; "*" allows all.
+
+    Example:
+        >>> ServerConfig(port=0, max_sessions=4).max_sessions
+        4
     """
 
     host: str = "127.0.0.1"

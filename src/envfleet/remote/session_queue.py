@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -70,11 +71,40 @@ class CapacityTable:
         self._servers: dict[str, ServerState] = {}
         self._queue: list[Waiter] = []
         self._learnt: dict[str, dict[str, Any]] = {}
+        self._asking: dict[str, Lock] = {}
+        self._offers: dict[int, tuple[str, Callable[[], Any]]] = {}  # by client, longest idle first
 
     def learnt(self, url: str) -> dict[str, Any]:
         """What else was learnt about a server; all its clients share it."""
         with self._lock:
             return self._learnt.setdefault(url, {})
+
+    def asking(self, url: str) -> Lock:
+        """Held by the client that asks a server for what all want to know."""
+        with self._lock:
+            return self._asking.setdefault(url, Lock())
+
+    def offer(self, client: Any, url: str, give: Callable[[], Any]) -> None:
+        """A client between episodes keeps its session until someone waits for one: `give` is called then, from any thread."""
+        with self._lock:
+            self._offers[id(client)] = url, give
+            waiting = any(url in waiter.urls and waiter.trying is None for waiter in self._queue)
+        if waiting:
+            self._take_offer((url,))
+
+    def withdraw(self, client: Any) -> None:
+        """The client uses its session again, or has none."""
+        if self._offers:
+            with self._lock:
+                self._offers.pop(id(client), None)
+
+    def _take_offer(self, urls: Sequence[str]) -> None:
+        with self._lock:
+            key = next((key for key, (url, _) in self._offers.items() if url in urls), None)
+            give = None if key is None else self._offers.pop(key)[1]
+        if give is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                give()
 
     def enter(self, urls: Sequence[str], wake: Callable[[], Any]) -> Waiter:
         """Queue for a session at any of these servers."""
@@ -87,6 +117,12 @@ class CapacityTable:
 
     def choose(self, waiter: Waiter) -> str | float:
         """The server to try now, or how long to wait before asking again (a wake may come earlier)."""
+        choice = self._choose(waiter)
+        if not isinstance(choice, str):
+            self._take_offer(waiter.urls)
+        return choice
+
+    def _choose(self, waiter: Waiter) -> str | float:
         with self._lock:
             now = self._clock()
             found = {url: self._room(url, waiter, now) for url in waiter.urls}

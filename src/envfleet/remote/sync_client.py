@@ -85,7 +85,7 @@ class HttpEnvClient:
     required; a late answer is never taken for that of another request.
 
     Args:
-        url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url`.
+        url: http, https, ws or wss address of a server, or a list of them, or a mapping with `env_url` and options.
         options: see ClientConfig.
 
     Example:
@@ -100,6 +100,19 @@ class HttpEnvClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[int, Call] = {}  # by thread: the last one, which may have been interrupted
         self._client = AsyncEnvClient(url, **options)
+
+    def __repr__(self) -> str:
+        return repr(self._client).replace("AsyncEnvClient", type(self).__name__, 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It travels as its addresses and options, without its session."""
+        make, _ = self._client.__reduce__()
+        return partial(type(self), *make.args, **make.keywords), ()
+
+    def as_async(self) -> AsyncEnvClient:
+        """Another client with the same addresses and options, for an event loop."""
+        url, options = self._client._arguments
+        return AsyncEnvClient(url, **options)
 
     @property
     def url(self) -> str:
@@ -135,6 +148,11 @@ class HttpEnvClient:
     def confirm(self, *, timeout_s: float | None = None) -> None:
         """Make sure that every answer of this episode so far belonged to its request; raises ProtocolBroken."""
         self._run(lambda: self._client.confirm(timeout_s=timeout_s))
+
+    def offer_session(self) -> None:
+        """Let others of this process that wait for a session have this one; the next `reset` opens another then."""
+        if self._loop is not None and not self._closed:
+            self._loop.call_soon_threadsafe(self._client.offer_session)
 
     def refuse(self, why: str) -> ProtocolBroken:
         """The error for an answer that does not fit the server's own schema; the session is dropped."""

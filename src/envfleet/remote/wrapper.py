@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from envfleet.core.arguments import refuse_unknown
 from envfleet.errors import BadArgument, SessionInterrupted
-from envfleet.remote.address import shared_schema
+from envfleet.remote.address import shared_schema, split_mapping
+from envfleet.remote.client_config import ClientOptions
 from envfleet.remote.official_clients import ClientLike, as_client
 from envfleet.remote.result import StepResult
 from envfleet.remote.space_views import SessionView
@@ -19,7 +21,8 @@ class OpenEnvGymnasiumWrapper(SessionView):
     """A `gymnasium.Env` over an OpenEnv client, a server's address, or a mapping with `env_url`.
 
     Args:
-        client: what `as_client` takes: "http://host:8000", {"env_url": …}, a client of ours or an official one.
+        client: what `as_client` takes: "http://host:8000", a client of ours or an official one; or a mapping with `env_url`
+            and any of the other arguments, as RLlib passes it.
         observation_mode: "text": the text as UTF-8 bytes in a Box of uint8, padded with zeros (the string is in
             `info["text"]`); "raw_text": a Text space (text outside its alphabet or length is unchanged); "json": a
             Dict space from the server's schema; "vector": numbers only, the served environment's own Box if it has one,
@@ -61,14 +64,21 @@ class OpenEnvGymnasiumWrapper(SessionView):
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        if on_interrupt not in ("raise", "truncate"):
+        given: dict[str, Any] = {"observation_mode": observation_mode, "action_mode": action_mode, "actions": actions,
+                 "text_length": text_length, "max_steps": max_steps, "null_reward": null_reward, "schema": schema,
+                 "on_interrupt": on_interrupt, "render_mode": render_mode}  # fmt: skip
+        address, merged = split_mapping(client, options)  # RLlib passes all arguments in one mapping
+        own = {name: merged.pop(name) for name in given if name in merged}
+        refuse_unknown(
+            type(self).__name__, set(merged) - set(ClientOptions.__annotations__), [*given, *ClientOptions.__annotations__]
+        )
+        given |= own
+        if given["on_interrupt"] not in ("raise", "truncate"):
             raise BadArgument("on_interrupt is 'raise' or 'truncate'")
-        self.client = as_client(client, **options)
-        self.render_mode, self._on_interrupt = render_mode, on_interrupt
-        view = {"observation_mode": observation_mode, "action_mode": action_mode, "actions": actions,
-                "text_length": text_length, "max_steps": max_steps, "null_reward": null_reward}  # fmt: skip
+        self.client = as_client(address, **merged)
+        self.render_mode, self._on_interrupt, schema = given["render_mode"], given["on_interrupt"], given["schema"]
         try:
-            self._set_views(schema if schema is not None else _schema_of(self.client), view)
+            self._set_views(schema if schema is not None else _schema_of(self.client), given)
         except BaseException:
             self.client.close()
             raise

@@ -5,6 +5,7 @@ The collector's time is measured here and nowhere else: every call ends one phas
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any, Literal
 
@@ -13,13 +14,16 @@ import numpy.typing as npt
 
 from envfleet.core.batch import Batch
 from envfleet.core.fleet import Fleet
-from envfleet.errors import AgentFailed, BadArgument, FleetError, RolloutError, RolloutFailed
+from envfleet.errors import AgentFailed, BadArgument, FleetError, RecvTimeout, RolloutError, RolloutFailed
 from envfleet.rollout.policy_protocol import Answer, Ask, RandomPolicy, read_answer
 from envfleet.rollout.timing import Clock
 from envfleet.util.trees import Tree, tree_map
 
 Ints = npt.NDArray[np.int64]
 Mode = Literal["sync", "async", "overlap"]
+
+#: How long slots that are out may take, at least, when a collection is left.
+DRAIN_S = 1.0
 
 
 class Engine:
@@ -170,14 +174,20 @@ class Engine:
         return batch
 
     def drain(self) -> None:
-        """Receive what is still out, so that the fleet can be used again. The rows are dropped."""
+        """Receive what is still out, so that the fleet can be used again. The rows are dropped.
+
+        A slot that takes much longer than any step so far is abandoned: it may never come back.
+        """
         self._groups.clear()
         self._to_step = None
         out = np.flatnonzero(self.out)
         self.out[:] = False
+        deadline = time.monotonic() + max(DRAIN_S, 3.0 * self.clock.longest_s)
         for slot in out.tolist():
             try:
-                self.fleet.recv([slot])
+                self.fleet.recv([slot], timeout_s=max(0.0, deadline - time.monotonic()))
+            except RecvTimeout:
+                self.fleet.abandon([slot])
             except FleetError:  # it was not sent; or its fault, which the fleet has in `faults`
                 pass
 

@@ -19,7 +19,11 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Answer(NamedTuple):
-    """Actions, one per row, and named arrays to keep with them (log-probability, value …)."""
+    """Actions, one per row, and named arrays to keep with them (log-probability, value …).
+
+    Example:
+        >>> actions, extras = Answer([0, 1], {"logprob": [-0.7, -0.7]})
+    """
 
     actions: Tree
     extras: dict[str, Any] = {}  # noqa: RUF012  # never written to

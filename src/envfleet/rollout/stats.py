@@ -15,6 +15,7 @@ from envfleet.util.text import duration
 
 if TYPE_CHECKING:
     from envfleet.rollout.episodes.episode import Rollout
+    from envfleet.rollout.timing import Verdict
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PERCENTILES = (50, 90, 95, 99)
@@ -110,20 +111,30 @@ class Stats:
     length_quantiles: dict[float, float]
     total_steps: int
     failed_steps: int
-    env_breakdown: dict[str, float]  # env name → mean return
+    env_breakdown: dict[str, float]  # env name → mean return; NaN if all of its rollouts failed
     per_env: dict[str, EnvStats]
     wall_s: float
     steps_per_s: float
     episodes_per_s: float
     latency_s: dict[str, float] = field(default_factory=dict)  # "p50", "p90", "p95", "p99", "max", "mean"
+    seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # of executors: agent, env, network, waiting, idle; all workers together
 
     @classmethod
-    def of(cls, rollouts: Iterable[Rollout], wall_s: float | None = None) -> Stats:
+    def of(cls, rollouts: Iterable[Rollout], wall_s: float | None = None, num_workers: int | None = None) -> Stats:
         """Compute them; `wall_s` is the time all took together, taken from the records when not given."""
         builder = StatsBuilder()
         for rollout in rollouts:
             builder.add(rollout)
-        return builder.stats(wall_s)
+        return builder.stats(wall_s, num_workers)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Where the time of an executor went, and one sentence on what to do."""
+        from envfleet.rollout.timing import Verdict
+
+        return Verdict(self.seconds, [], mode="clients")
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, value) pairs for printing."""
@@ -141,6 +152,8 @@ class Stats:
         ]
         if self.latency_s:
             shown.append(("step latency", "  ".join(f"{k} {duration(v)}" for k, v in self.latency_s.items())))
+        if self.seconds:
+            shown.append(("time", str(self.verdict).replace("\n", "; ")))
         shown += [(f"failed: {reason}", str(count)) for reason, count in self.failures.items()]
         return shown
 
@@ -195,6 +208,8 @@ class StatsBuilder:
         self._failed: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._failed_steps = 0
+        self._seconds: Counter[str] = Counter()
+        self._busy_s = 0.0
         self._latency = LatencyHistogram()
         self._first_s, self._last_s = float("inf"), float("-inf")
 
@@ -206,6 +221,8 @@ class StatsBuilder:
         if rollout.started_s:
             self._first_s = min(self._first_s, rollout.started_s)
             self._last_s = max(self._last_s, rollout.started_s + rollout.wall_s)
+        self._seconds.update(rollout.seconds)
+        self._busy_s += rollout.wall_s
         if len(rollout.step_latencies):
             self._latency.add(rollout.step_latencies)
         if rollout.error is not None:
@@ -220,8 +237,8 @@ class StatsBuilder:
         self._returns.setdefault(env_name, array("d")).append(episode_return)
         self._lengths.setdefault(env_name, array("q")).append(length)
 
-    def stats(self, wall_s: float | None = None) -> Stats:
-        """The statistics of what was added so far."""
+    def stats(self, wall_s: float | None = None, num_workers: int | None = None) -> Stats:
+        """The statistics of what was added so far; `num_workers` of an executor shows for how long they were idle."""
         returns = {name: np.array(values) for name, values in self._returns.items()}
         lengths = {name: np.array(values, dtype=np.int64) for name, values in self._lengths.items()}
         all_returns = np.concatenate([np.zeros(0), *returns.values()])
@@ -232,6 +249,9 @@ class StatsBuilder:
             name: EnvStats(count=len(returns[name]), num_failed=self._failed[name], **_summary(returns[name], lengths[name]))
             for name in returns
         }
+        seconds: dict[str, float] = dict(self._seconds)
+        if seconds and num_workers is not None:
+            seconds["idle"] = max(0.0, num_workers * wall_s - self._busy_s)
         latency: dict[str, float] = {}
         if timed := self._latency.count():
             latency = {f"p{p}": self._latency.percentile(p) for p in PERCENTILES}
@@ -246,12 +266,13 @@ class StatsBuilder:
             max_length=int(all_lengths.max()) if len(all_lengths) else 0,
             length_quantiles=_quantiles(all_lengths),
             failed_steps=self._failed_steps,
-            env_breakdown={name: env.mean_return for name, env in per_env.items() if env.count},
+            env_breakdown={name: env.mean_return for name, env in per_env.items()},
             per_env=per_env,
             wall_s=wall_s,
             steps_per_s=steps / wall_s if wall_s > 0 else _NAN,
             episodes_per_s=len(all_returns) / wall_s if wall_s > 0 else _NAN,
             latency_s=latency,
+            seconds=seconds,
             **_summary(all_returns, all_lengths),
         )
 

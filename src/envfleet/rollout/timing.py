@@ -17,6 +17,15 @@ SHARE = 0.003
 _FREE_LOOKS = 8  # the first are made whatever they cost, so that short collections have a verdict, too
 
 
+_OF_CLIENTS = {
+    "agent": ("agent-bound", "goes to the agent: use a BatchedPolicy, or a faster agent"),
+    "env": ("env-bound", "the environments work: more workers and more clients, or a faster environment"),
+    "network": ("network-bound", "goes to the way to the server and back: more workers, or run nearer to the server"),
+    "waiting": ("waiting", "rollouts wait for a session or for a request limit: more sessions or servers, or higher limits"),
+    "idle": ("uneven", "workers have no rollout to run: more rollouts a call, or fewer workers"),
+}
+
+
 @dataclass(frozen=True)
 class SlotTime:
     """One slot's share: how long its environment worked, per step and at worst."""
@@ -38,14 +47,15 @@ class Verdict:
         'policy-bound: 70 % of the time goes to the policy: batch it, make it smaller, or use mode="overlap"'
     """
 
-    seconds: dict[str, float]  # policy, env, slowest, transfer
+    seconds: dict[str, float]  # policy, env, slowest, transfer; of an executor: agent, env, network, waiting, idle
     slots: list[SlotTime]
     num_workers: int = 1
-    mode: str = "sync"
+    mode: str = "sync"  # or "clients": an executor's
+    is_serial: bool = False  # the environments are in this process already
 
     @property
     def total_s(self) -> float:
-        """All of the collector's time."""
+        """All of the collector's time, or that of all workers of an executor."""
         return sum(self.seconds.values())
 
     def share(self, part: str) -> float:
@@ -79,12 +89,17 @@ class Verdict:
                 f"one straggler: slot {straggler.slot} p99 {1e3 * straggler.p99_s:.3g} ms, mean "
                 f'{1e3 * straggler.mean_s:.3g} ms a step: use mode="async", or look at what its environment does'
             )
+        if self.mode == "clients":
+            return f"{_OF_CLIENTS[largest][0]}: {share} {_OF_CLIENTS[largest][1]}"
+        moving = (
+            "more slots, so that each call does more" if self.is_serial else 'more environments a worker, or backend="serial"'
+        )
         remedy = "lower at_least, or more slots than workers" if self.mode == "async" else 'use mode="async"'
         return {
             "policy": f'policy-bound: {share} goes to the policy: batch it, make it smaller, or use mode="overlap"',
             "slowest": f"uneven: {share} workers wait for the slowest: {remedy}",
             "env": f"env-bound: {share} the environments work: more workers, or a faster environment",
-            "transfer": f'overhead-bound: {share} goes to moving data: more environments a worker, or backend="serial"',
+            "transfer": f"overhead-bound: {share} goes to moving data: {moving}",
         }[largest]
 
     def __str__(self) -> str:
@@ -130,6 +145,11 @@ class Clock:
     def pause(self) -> None:
         """The work of environments no longer counts for this collector."""
         self._worked_ns, self._began_ns = self._worked(), None
+
+    @property
+    def longest_s(self) -> float:
+        """The longest work for one row that was looked at."""
+        return float(self._calls.max_s.max())
 
     def lap(self) -> float:
         """Seconds since the last lap. They are added to the phase that has just ended, or left out."""
@@ -180,7 +200,7 @@ class Clock:
         transfer = called_s - env - slowest + self.book_s
         seconds = {"policy": self.policy_s, "env": env, "slowest": slowest, "transfer": transfer}
         slots = [self._slot(slot, busy) for slot, busy in enumerate(busy_s.tolist())] if self.on else []
-        return Verdict(seconds, slots, self.num_workers, self.mode)
+        return Verdict(seconds, slots, self.num_workers, self.mode, self._serial)
 
     def _slot(self, slot: int, busy_s: float) -> SlotTime:
         steps = int(self.steps[slot])

@@ -63,7 +63,15 @@ def _tagged(tag: str, data: bytes) -> bytes:
 
 
 def leaf_rows(batch: Batch, tree: Any) -> list[list[Any]]:
-    """`batch.obs` or `batch.final_obs`, row by row: the row's value of every leaf of the space."""
+    """`batch.obs` or `batch.final_obs`, row by row: the row's value of every leaf of the space.
+
+    Example:
+        >>> from envfleet import make
+        >>> with make("CartPole-v1", 2, backend="serial") as fleet:
+        ...     batch = fleet.reset(seed=0)
+        >>> [len(row) for row in leaf_rows(batch, batch.obs)]
+        [1, 1]
+    """
     columns = [reduce(getitem, leaf.path, tree) for leaf in batch._slab.obs_leaves]
     return [[column[i] for column in columns] for i in range(len(batch))]
 
@@ -142,7 +150,14 @@ class Actions:
 
 
 def record(fleet: Fleet, num_steps: int, seed: int = 0, with_info: bool = True, at_least: int | None = None) -> Stream:
-    """Reset with a seed and step every slot `num_steps` times; with `at_least`, asynchronously."""
+    """Reset with a seed and step every slot `num_steps` times; with `at_least`, asynchronously.
+
+    Example:
+        >>> from envfleet import make
+        >>> with make("CartPole-v1", 2, backend="serial") as one, make("CartPole-v1", 2, backend="thread") as two:
+        ...     record(one, 20).digest() == record(two, 20).digest()
+        True
+    """
     stream = Stream(with_info)
     actions = Actions(fleet.single_action_space, fleet.num_envs, seed)
     stream.add(fleet.reset(seed=seed))
@@ -202,7 +217,15 @@ class Held:
 
 
 def leaks_since(before: Held, within_s: float = 5.0) -> dict[str, list[Any]]:
-    """What is still held beyond `before` after at most `within_s`; {} as soon as nothing is."""
+    """What is still held beyond `before` after at most `within_s`; {} as soon as nothing is.
+
+    Example:
+        >>> before = Held.now()
+        >>> file = open("/dev/null")
+        >>> list(leaks_since(before, within_s=0))
+        ['fds']
+        >>> file.close()
+    """
     deadline = time.monotonic() + within_s
     while True:
         found = Held.now().beyond(before)
@@ -220,7 +243,12 @@ def _fds() -> Iterator[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, zombies left out."""
+    """Every living process below `pid`, zombies left out.
+
+    Example:
+        >>> os.getpid() in descendants(os.getppid())
+        True
+    """
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -238,7 +266,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
-    """Whether a condition became true in time. For conditions outside of fleets, which have `recv`."""
+    """Whether a condition became true in time. For conditions outside of fleets, which have `recv`.
+
+    Example:
+        >>> wait_until(lambda: True)
+        True
+    """
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -248,7 +281,12 @@ def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Whether a process is there and not a zombie.
+
+    Example:
+        >>> alive(os.getpid())
+        True
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:  # no such process

@@ -81,6 +81,15 @@ def load_agent(where: str | Path, which: str = "final", env: Any = None) -> Agen
 
     A run with many agents gives a `TeamAgent`, which evaluates in the same way. An environment that was given as a
     callable is not stored: pass it again.
+
+    Example:
+        >>> import tempfile
+        >>> from envfleet.train import PPOConfig, PPOTrainer
+        >>> folder = tempfile.mkdtemp()
+        >>> with PPOTrainer(PPOConfig(env="CartPole-v1", total_steps=64, num_steps=64, out=folder, tensorboard=False)) as trainer:
+        ...     result = trainer.train()
+        >>> len(load_agent(folder).evaluate(num_episodes=2).returns)
+        2
     """
     state = load(where, which)
     config, team = config_of(state), state["team"]

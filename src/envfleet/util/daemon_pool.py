@@ -58,14 +58,31 @@ class DaemonPool(Executor):
             shared.queue.put(job)
             if shared.idle > 0:
                 shared.idle -= 1  # promised to this call
-            elif len(shared.threads) < self.size:
-                thread = threading.Thread(target=shared.work, name=f"{self._name}-{len(shared.threads)}", daemon=True)
-                shared.threads.append(thread)
-                thread.start()
+            else:
+                self._start_thread()
 
-    def grow(self) -> None:
-        """Allow one more thread, because one of them hangs forever."""
-        self.size += 1
+    def _start_thread(self) -> None:
+        """Start a thread if there may be one more; the lock is held."""
+        shared = self._shared
+        if len(shared.threads) - len(shared.replaced) < self.size:
+            thread = threading.Thread(target=shared.work, name=f"{self._name}-{len(shared.threads)}", daemon=True)
+            shared.threads.append(thread)
+            thread.start()
+
+    def grow(self, by: int = 1) -> None:
+        """Allow one more thread, because one of them hangs forever or waits for a call in this pool."""
+        with self._shared.lock:
+            self.size += by
+            if not self._shared.queue.empty():
+                self._start_thread()
+
+    def replace(self, thread: threading.Thread) -> None:
+        """Let another thread take the place of one whose call may never return: it ends with that call, and no one waits for it."""
+        with self._shared.lock:
+            if thread in self._shared.threads and not self._closed:
+                self._shared.replaced.add(thread)
+                if not self._shared.queue.empty():
+                    self._start_thread()
 
     def shutdown(  # type: ignore[override]
         self, wait: bool = True, *, cancel_futures: bool = False, timeout: float | None = None, timeout_s: float | None = None
@@ -74,13 +91,14 @@ class DaemonPool(Executor):
         with self._shared.lock:
             self._closed = True
             threads = list(self._shared.threads)
+            waited_for = [thread for thread in threads if thread not in self._shared.replaced]
         if cancel_futures:
             self._shared.cancel_queued()
         self._shared.dismiss()
         limit = timeout_s if timeout_s is not None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         if wait:
-            for thread in threads:
+            for thread in waited_for:
                 if thread is not threading.current_thread():
                     thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
@@ -93,6 +111,7 @@ class _Shared:
         self.queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.threads: list[threading.Thread] = []
+        self.replaced: set[threading.Thread] = set()  # threads in calls that were given up
         self.idle = 0
         self.dismissed = False
 
@@ -116,6 +135,11 @@ class _Shared:
                     del result
             del job, future, function, args, kwargs  # the idle thread must not keep the last episode alive
             with self.lock:
+                me = threading.current_thread()
+                if me in self.replaced:
+                    self.replaced.discard(me)
+                    self.threads.remove(me)
+                    return
                 self.idle += 1
 
     def dismiss(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from envfleet.rollout.stats import Stats
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Rollout:
     """One episode: T actions and the T + 1 observations around them.
 
@@ -54,11 +54,16 @@ class Rollout:
     wall_s: float = 0.0
     started_s: float = 0.0  # seconds since the epoch
     step_latencies: Any = field(default_factory=list)  # [T] seconds each step() took, or empty
+    seconds: dict[str, float] = field(default_factory=dict)  # of an executor: "agent", "env", "network", "waiting"
     attempts: int = 1
     error: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    def __repr__(self) -> str:
+        ended = f", {type(self.error).__name__}" if self.error is not None else ""
+        return f"Rollout({self.env_name!r}, {len(self)} steps, return {self.episode_return:.6g}{ended})"
 
     @property
     def episode_length(self) -> int:
@@ -91,8 +96,13 @@ class Rollout:
             "truncated": np.asarray(self.truncated, dtype=np.bool_),
         }
 
-    def to_tensors(self, device: Any = None) -> dict[str, Any]:
+    def to_tensors(
+        self, device: Any = None, *, observation: str | None = None, action: str | None = None, without: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The arrays as PyTorch tensors: observations [T + 1, ...], all others [T, ...]; rewards as float32.
+
+        `observation` and `action` choose one field where these are mappings, e.g. `to_tensors(observation="board")`;
+        `without=["actions"]` leaves out what is not numbers.
 
         Example:
             >>> tensors = Rollout(observations=[[0.0], [1.0]], actions=[1], rewards=[1.0], terminated=[True],
@@ -100,7 +110,21 @@ class Rollout:
             >>> tensors["observations"].shape
             torch.Size([2, 1])
         """
-        return _tensors(self.arrays() | {"dones": self.dones}, self.env_name, device)
+        return _tensors(self._fields(observation, action, without), [self], device)
+
+    def _fields(self, observation: str | None, action: str | None, without: Sequence[str]) -> dict[str, Any]:
+        """The arrays with a time axis, of observations and actions only the chosen field."""
+        arrays = self.arrays() | {"dones": self.dones}
+        if unknown := set(without) - set(arrays):
+            raise BadArgument(f"without={sorted(unknown)}: there are {', '.join(arrays)}")
+        arrays = {name: values for name, values in arrays.items() if name not in without}
+        for name, chosen in (("observations", observation), ("actions", action)):
+            if chosen is not None:
+                if not isinstance(arrays[name], dict) or chosen not in arrays[name]:
+                    there = f"fields {sorted(arrays[name])}" if isinstance(arrays[name], dict) else "no fields"
+                    raise BadArgument(f"{name[:-1]}={chosen!r}: the {name} of {self!r} have {there}")
+                arrays[name] = arrays[name][chosen]
+        return arrays
 
     def digest(self) -> str:
         """SHA-256 of the data, seed, task and env name, without times and slots."""
@@ -132,6 +156,10 @@ class Rollouts(list[Rollout]):
         picked = super().__getitem__(index)
         return Rollouts(picked) if isinstance(picked, list) else picked
 
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"Rollouts({len(self)} episodes, {self.total_steps} steps{failed})"
+
     def __add__(self, other: Iterable[Rollout]) -> Rollouts:  # type: ignore[override]
         return Rollouts([*self, *other])
 
@@ -160,10 +188,13 @@ class Rollouts(list[Rollout]):
         """SHA-256 over the digests of all rollouts, in order."""
         return hashlib.sha256("".join(rollout.digest() for rollout in self).encode()).hexdigest()
 
-    def to_tensors(self, device: Any = None) -> dict[str, Any]:
+    def to_tensors(
+        self, device: Any = None, *, observation: str | None = None, action: str | None = None, without: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Padded tensors: observations [B, T + 1, ...], others [B, T, ...], `mask` [B, T], `lengths` [B].
 
-        T is the longest episode; padding is zero and `mask` is False there. Failed rollouts are left out.
+        T is the longest episode; padding is zero and `mask` is False there. Failed rollouts are left out. `observation` and
+        `action` choose one field where these are mappings; `without=["actions"]` leaves out what is not numbers.
 
         Example:
             >>> short = Rollout(observations=[0, 1], actions=[1], rewards=[1.0],
@@ -175,7 +206,9 @@ class Rollouts(list[Rollout]):
         good = self.successes
         if not good:
             raise BadArgument("no successful rollout to make tensors of")
-        parts = [rollout.arrays() | {"dones": rollout.dones} for rollout in good]
+        parts = [rollout._fields(observation, action, without) for rollout in good]
+        for rollout, part in zip(good, parts):
+            _check_numbers(part, rollout)
         lengths = np.array([len(rollout) for rollout in good])
         longest = int(lengths.max())
 
@@ -189,7 +222,7 @@ class Rollouts(list[Rollout]):
         padded = tree_map(pad, *parts)
         padded["mask"] = np.arange(longest)[None, :] < lengths[:, None]
         padded["lengths"] = lengths
-        return _tensors(padded, "", device)
+        return _tensors(padded, [], device)
 
     def save(self, directory: str | Path, format: Literal["parquet", "minari"] = "parquet", **options: Any) -> Path:
         """Write a dataset directory: "parquet" (default) or "minari"; see docs/datasets.md."""
@@ -205,16 +238,23 @@ class Rollouts(list[Rollout]):
         return cls(sorted(iter_rollouts(directory), key=lambda rollout: rollout.episode))
 
 
-def _tensors(arrays: dict[str, Any], env_name: str, device: Any) -> dict[str, Any]:
+def _check_numbers(arrays: dict[str, Any], rollout: Rollout) -> None:
+    for path, leaf in tree_leaves(arrays):
+        if leaf.dtype == object:
+            kinds = ", ".join(sorted({type(value).__name__ for value in leaf}))
+            raise BadArgument(
+                f"{path} of {rollout!r} (episode {rollout.episode}) is not an array of numbers of one shape, but {kinds}: "
+                'choose a field that is, e.g. to_tensors(observation="board"), or leave it out with to_tensors(without=[…])'
+            )
+
+
+def _tensors(arrays: dict[str, Any], checked: Iterable[Rollout], device: Any) -> dict[str, Any]:
     with from_extra("train"):
         import torch
+    for rollout in checked:
+        _check_numbers(arrays, rollout)
 
     def tensor(leaf: npt.NDArray[Any]) -> Any:
-        if leaf.dtype == object:
-            raise BadArgument(
-                f"rollout {env_name!r} holds values that are no numbers ({type(leaf[0]).__name__}): "
-                "map observations to arrays before to_tensors()"
-            )
         # Networks are float32; float64 rewards and observations would promote every product they meet.
         narrow = leaf.astype(np.float32) if leaf.dtype == np.float64 else np.ascontiguousarray(leaf)
         return torch.as_tensor(narrow, device=device)

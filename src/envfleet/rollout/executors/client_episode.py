@@ -1,18 +1,21 @@
 """The life of one rollout over a client, written once as a coroutine.
 
-It decides what happens next (reset, ask the agent, step, wait before a retry) and keeps the record. A `Place` says how its calls
-are made: `OnThread` blocks the thread it is on, so that the coroutine never suspends; `OnLoop` awaits on an event loop.
+It decides what happens next (reset, ask the agent, step) and keeps the record. A `Place` says how its calls are made: `OnThread`
+blocks the thread it is on, so that the coroutine never suspends; `OnLoop` awaits on an event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import numbers
 import random
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -46,8 +49,10 @@ class Rules:
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip", "retry"):
             raise BadArgument(f"on_error must be 'raise', 'skip' or 'retry', got {self.on_error!r}")
-        if self.max_retries < 0:
-            raise BadArgument(f"max_retries must not be negative, got {self.max_retries}")
+        for name in ("max_retries", "backoff_s", "max_backoff_s", "jitter", "rollout_timeout_s"):
+            value = getattr(self, name)
+            if (value is not None or name != "rollout_timeout_s") and not (isinstance(value, numbers.Real) and float(value) >= 0):
+                raise BadArgument(f"{name}={value!r}: give a number, 0 or more")
 
     @property
     def max_attempts(self) -> int:
@@ -108,8 +113,8 @@ class OnThread:
     def __init__(self, bridge: Callable[[Awaitable[Any]], Any]) -> None:
         self._bridge = bridge
 
-    async def call(self, function: Any, *args: Any, awaited: bool | None = None, agent: bool = False) -> Outcome:
-        """Make a call. `awaited` says whether it gives a coroutine, `agent` that it is the agent's; here nothing depends on them."""
+    async def call(self, function: Any, *args: Any, awaited: bool | None = None, client: Any = None) -> Outcome:
+        """Make a call. `awaited` says whether it gives a coroutine, `client` whose it is; here nothing depends on them."""
         try:
             answer = function(*args)
             return self._bridge(answer) if inspect.isawaitable(answer) else answer, None
@@ -130,22 +135,32 @@ class OnThread:
 class OnLoop:
     """Coroutines are awaited on the running loop; other calls may block and go to threads, an inline agent excepted."""
 
-    def __init__(self, pool: DaemonPool, inline_agent: bool = False) -> None:
+    def __init__(self, pool: DaemonPool, inline_agent: bool, on_stuck: Callable[[Any, Future[Any]], None]) -> None:
         self._client_calls = Handover(pool)
         self._agent_calls = None if inline_agent else Handover(pool)  # apart: clients wait, most agents do not
+        self._on_stuck = on_stuck  # called with a client that a thread is in, and when that ends
 
-    async def call(self, function: Any, *args: Any, awaited: bool | None = None, agent: bool = False) -> Outcome:
-        """Await a call, or have a thread make it; whether it gives a coroutine is looked up unless `awaited` says so."""
+    async def call(self, function: Any, *args: Any, awaited: bool | None = None, client: Any = None) -> Outcome:
+        """Await a call of a client or, without one, of the agent; or have a thread make it.
+
+        Whether it gives a coroutine is looked up unless `awaited` says so.
+        """
         if isinstance(function, BatchedPolicy):
             function, awaited = function.ask, True
         elif awaited is None:
             awaited = is_async(function)
-        threads = None if awaited else self._agent_calls if agent else self._client_calls
+        threads = None if awaited else self._agent_calls if client is None else self._client_calls
         try:
             if threads is None:
                 answer = function(*args)
             else:
-                answer, error = await threads.call(function, args)
+                asked = threads.call(function, args)
+                try:
+                    answer, error = await asked
+                except asyncio.CancelledError:
+                    if (end := threads.give_up(asked)) is not None and client is not None:
+                        self._on_stuck(client, end)
+                    raise
                 if error is not None:
                     return None, error
             return await answer if inspect.isawaitable(answer) else answer, None
@@ -165,9 +180,8 @@ class Stopped(Exception):
     """The collection was cancelled while this rollout ran."""
 
 
-def collect_on_thread(job: Job, rules: Rules, throttle: Throttle, bridge: Callable[[Awaitable[Any]], Any]) -> Rollout:
-    """Collect one rollout on this thread."""
-    coroutine = ClientEpisode(job, rules, throttle, OnThread(bridge)).collect()
+def on_this_thread(coroutine: Coroutine[Any, Any, Rollout]) -> Rollout:
+    """Run a coroutine whose every call blocks."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -176,46 +190,83 @@ def collect_on_thread(job: Job, rules: Rules, throttle: Throttle, bridge: Callab
     raise AssertionError("a rollout on a thread blocks and never suspends")
 
 
+async def with_retries(
+    job: Job, rules: Rules, attempt: Callable[[], Awaitable[Rollout]], pause: Callable[[float], Awaitable[None]]
+) -> Rollout:
+    """Make attempts until one is good or the rules allow no more."""
+    for number in range(1, rules.max_attempts + 1):
+        rollout = await attempt()
+        rollout.attempts = number
+        # A wrong answer is a bug of the agent: a retry would not help.
+        is_wrong = isinstance(rollout.error, AgentFailed) and rollout.error.__cause__ is None
+        if rollout.error is None or is_wrong or number == rules.max_attempts or job.stop.wanted:
+            break
+        await pause(rules.pause_s(number, random.random()))
+    return rollout
+
+
 @dataclass
 class ClientEpisode:
-    """One rollout: a job, how it is treated, where it runs."""
+    """One attempt at a rollout: a job, how it is treated, where it runs."""
 
     job: Job
     rules: Rules
     throttle: Throttle
     place: OnThread | OnLoop
+    thread: threading.Thread | None = None  # the one it runs on
+    complete: bool = False  # only the client is still to be closed
+    _began: float | None = None
 
-    async def collect(self) -> Rollout:
-        """Collect the rollout, with retries; a failed record is returned, not raised."""
-        job, attempt = self.job, 1
-        while True:
-            rollout = Rollout(env_name=job.env_name, seed=job.seed, task=job.task, episode=job.index, attempts=attempt)
-            rollout.started_s = time.time()
-            begin = time.perf_counter()
-            client: Any = None
-            try:
-                client = await self._build() if job.from_factory else job.client
-                await self._play(client, rollout, begin)
-            except RolloutFailed as error:
-                rollout.error = error
-            rollout.wall_s = time.perf_counter() - begin
-            if job.from_factory and callable(close := getattr(client, "close", None)):
-                await self.place.call(close)  # the episode is complete: an error in closing must not undo it
-            final = rollout.error is None or attempt >= self.rules.max_attempts or job.stop.wanted
-            # A wrong answer is a bug of the agent: a retry would not help.
-            if final or (isinstance(rollout.error, AgentFailed) and rollout.error.__cause__ is None):
-                return rollout
-            await self.place.pause(self.rules.pause_s(attempt, random.random()))
-            attempt += 1
+    def __post_init__(self) -> None:
+        self.rollout = new_rollout(self.job)
+        self._seconds = self.rollout.seconds
+        self._seconds.update(agent=0.0, env=0.0, network=0.0, waiting=0.0)
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has been running."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    async def play(self) -> Rollout:
+        """Collect the rollout; a failed record is returned, not raised."""
+        job, rollout, client = self.job, self.rollout, None
+        self.thread, self._began, rollout.started_s = threading.current_thread(), time.perf_counter(), time.time()
+        try:
+            client = await self._build() if job.from_factory else job.client
+            await self._play(client, rollout)
+        except RolloutFailed as error:
+            rollout.error = error
+        rollout.wall_s, self.complete = self.age_s, True
+        if job.from_factory and callable(close := getattr(client, "close", None)):
+            await self.place.call(close, client=client)  # the episode is complete: an error in closing must not undo it
+        elif callable(offer := getattr(client, "offer_session", None)):
+            offer()  # a client of ours: until its next reset others may have its session
+        return rollout
+
+    def play_here(self) -> Rollout:
+        """The same on this thread, if the place is one."""
+        return on_this_thread(self.play())
+
+    def given_up(self, why: RolloutFailed) -> Rollout:
+        """The record as it is now. A thread that is still in a call of the client goes on with its own."""
+        if self.complete:
+            return replace(self.rollout)
+        record, steps = self.rollout, len(self.rollout.step_latencies)  # what is written last
+        names = ("actions", "rewards", "terminated", "truncated", "infos", "step_latencies")
+        lists = {name: getattr(record, name)[:steps] for name in names}
+        lists["observations"] = record.observations[: steps + 1]
+        return replace(record, **lists, seconds=dict(record.seconds), wall_s=self.age_s, error=why)
 
     async def _build(self) -> Any:
-        client, error = await self.place.call(self.job.client)
+        begin = time.perf_counter()
+        client, error = await self.place.call(self.job.client, client=self.job.client)
+        self._seconds["env"] += time.perf_counter() - begin
         if error is not None:
             message = f"building the client raised {_text(error)}"
             raise ClientFailed(message, env_name=self.job.env_name, phase="init") from error
         return client
 
-    async def _play(self, client: Any, rollout: Rollout, begin: float) -> None:
+    async def _play(self, client: Any, rollout: Rollout) -> None:
         job, limit_s = self.job, self.rules.rollout_timeout_s
         result, _ = await self._ask_client(client, parse_reset, -1)
         rollout.observations.append(own(result.obs))
@@ -238,9 +289,8 @@ class ClientEpisode:
             rollout.observations.append(own(result.obs))
             rollout.infos.append(result.info)
             rollout.step_latencies.append(seconds)
-            if limit_s is not None and not done and time.perf_counter() - begin > limit_s:
-                message = f"the rollout ran longer than rollout_timeout_s={limit_s:g}"
-                raise RolloutTimeout(message, env_name=job.env_name, phase="timeout", step=step)
+            if limit_s is not None and not done and self.age_s > limit_s:
+                raise too_late(job, limit_s, step)
 
     async def _ask_client(
         self, client: Any, parse: Callable[[Any], StepResult], step: int, *action: Any, awaited: bool | None = None
@@ -249,10 +299,17 @@ class ClientEpisode:
         phase = "step" if action else "reset"
         try:
             function = client.step if action else partial(client.reset, **self.job.reset_arguments(client))
+            stats = getattr(client, "stats", None)  # of a client of ours
+            asked, opening_s = time.perf_counter(), 0.0 if action else getattr(stats, "opening_s", 0.0)
             async with self.place.turn(self.throttle, client) if self.throttle.active else nullcontext():
                 begin = time.perf_counter()
-                answer, error = await self.place.call(function, *action, awaited=awaited)
+                answer, error = await self.place.call(function, *action, awaited=awaited, client=client)
                 seconds = time.perf_counter() - begin
+            opening_s = 0.0 if action else getattr(stats, "opening_s", 0.0) - opening_s
+            network_s = min(getattr(stats, "round_trip_s", 0.0), seconds - opening_s)
+            self._seconds["waiting"] += begin - asked + opening_s
+            self._seconds["network"] += network_s
+            self._seconds["env"] += seconds - opening_s - network_s
             if error is None:
                 return parse(answer), seconds
         except CALL_ERRORS as broken:
@@ -260,7 +317,9 @@ class ClientEpisode:
         raise self._failed(f"{phase}() raised {_text(error)}", phase, step) from error
 
     async def _ask_agent(self, obs: Any, done: bool, space: Any, step: int, awaited: bool) -> Any:
-        action, error = await self.place.call(self.job.agent, obs, done, awaited=awaited, agent=True)
+        begin = time.perf_counter()
+        action, error = await self.place.call(self.job.agent, obs, done, awaited=awaited)
+        self._seconds["agent"] += time.perf_counter() - begin
         if error is not None:
             message = f"the agent raised {_text(error)}"
         elif action is None:
@@ -273,6 +332,17 @@ class ClientEpisode:
 
     def _failed(self, message: str, phase: str, step: int) -> ClientFailed:
         return ClientFailed(message, env_name=self.job.env_name, phase=phase, step=step)
+
+
+def new_rollout(job: Job) -> Rollout:
+    """The record of a job, still empty."""
+    return Rollout(env_name=job.env_name, seed=job.seed, task=job.task, episode=job.index)
+
+
+def too_late(job: Job, limit_s: float | None, step: int, why: str = "") -> RolloutTimeout:
+    """The error of a rollout that overran its time."""
+    message = why or f"the rollout ran longer than rollout_timeout_s={limit_s:g}"
+    return RolloutTimeout(message, env_name=job.env_name, phase="timeout", step=step)
 
 
 def _contains(space: Any, action: Any) -> bool:

@@ -8,7 +8,13 @@ from typing import Any, Literal, Self, Unpack
 
 from envfleet.errors import BadArgument
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
-from envfleet.rollout.executors.executor import AsyncParallelExecutor, Names, ParallelEnvironmentExecutor, RolloutExecutor
+from envfleet.rollout.executors.executor import (
+    AsyncParallelExecutor,
+    Names,
+    ParallelEnvironmentExecutor,
+    RolloutExecutor,
+    checked_workers,
+)
 from envfleet.rollout.executors.executor_options import ExecutorOptions, JobOptions
 from envfleet.rollout.executors.process_executor import ProcessParallelExecutor
 from envfleet.rollout.stats import Stats
@@ -50,7 +56,8 @@ class ParallelRolloutCollector:
         self.execution_mode = execution_mode
         if execution_mode not in _EXECUTORS:
             raise BadArgument(f"execution_mode must be 'thread', 'async' or 'process', got {execution_mode!r}")
-        self.executor = _EXECUTORS[execution_mode](num_workers if max_workers is None else max_workers, **rules)
+        count = checked_workers(num_workers, max_workers=max_workers)
+        self.executor = _EXECUTORS[execution_mode](count, **rules)
 
     def collect(
         self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
@@ -61,10 +68,11 @@ class ParallelRolloutCollector:
     def collect_with_stats(
         self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]
     ) -> tuple[Rollouts, Stats]:
-        """The same with the statistics of these rollouts."""
+        """The same with the statistics of these rollouts; `stats.verdict` says where the time went, and what to do."""
         began = time.perf_counter()
         rollouts = self.collect(clients, agent_fn, max_steps, env_names, **options)
-        return rollouts, rollouts.stats(wall_s=time.perf_counter() - began)
+        num_workers = min(self.executor.concurrency, len(rollouts))
+        return rollouts, Stats.of(rollouts, time.perf_counter() - began, num_workers)
 
     def iter_rollouts(
         self, clients: Sequence[Any], agent_fn: Any, max_steps: int = 1000, env_names: Names = None, **options: Unpack[JobOptions]

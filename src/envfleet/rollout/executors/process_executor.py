@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack
@@ -24,8 +25,8 @@ import cloudpickle
 from envfleet.errors import BadArgument, FleetClosed, FleetError, NotPicklable, WorkerLost
 from envfleet.faults.failure import Failure, load_value
 from envfleet.rollout.episodes.episode import Rollout
-from envfleet.rollout.executors.client_episode import Job, Rules, collect_on_thread
-from envfleet.rollout.executors.executor import RolloutExecutor
+from envfleet.rollout.executors.client_episode import ClientEpisode, Job, OnLoop, OnThread, Rules, Stop, on_this_thread, too_late
+from envfleet.rollout.executors.executor import GRACE_S, RolloutExecutor, checked_workers, failed, lost
 from envfleet.rollout.executors.executor_options import ExecutorOptions
 from envfleet.rollout.executors.shared_policies import BatchedPolicy
 from envfleet.rollout.executors.throttle import Throttle
@@ -38,6 +39,7 @@ from envfleet.workers.shared_memory import Segment
 from envfleet.workers.worker import WITHOUT_SLOTS
 
 NUM_KEPT = 4  # agents a worker keeps
+BEGUN = "begun"  # what a worker says instead of a question, which is a tuple of arguments
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Call:
     agent: bytes = b""  # pickled; the worker keeps it by `key`
     key: str = ""  # without one, the argument is a function that asks `policy`, in the parent
     policy: BatchedPolicy | None = None
-    timeout_s: float | None = None
-    attempts: int = 1
+    timeout_s: float | None = None  # from when the function begins; what it needs is imported before
+    stop: Stop = field(default_factory=Stop)  # wanted: it was given up
 
 
 @dataclass
@@ -62,9 +64,9 @@ class WorkerProcess:
 
     def run(self, call: Call) -> Any:
         """Run a call there and answer what it asks the policy meanwhile. Gives its result, or a Failure."""
-        deadline = math.inf if call.timeout_s is None else time.monotonic() + call.timeout_s
+        deadline = math.inf
         agent = None if call.key in self.known else call.agent
-        self._send(ToWorker.RUN, partial(run_in_worker, call.function, call.key, agent))
+        self._send(ToWorker.RUN, partial(run_in_worker, call.function, call.key, agent, call.timeout_s is not None))
         if agent:
             self.known = [*self.known, call.key][-NUM_KEPT:]
         while True:
@@ -72,9 +74,14 @@ class WorkerProcess:
             value = load_value(data, "call")
             if what == FromWorker.RAN:
                 return value
-            assert call.policy is not None
-            unread = isinstance(value, Failure)
-            self._send(ToWorker.ANSWER, packed((None, value.exception) if unread else outcome(call.policy, (value,), {})))
+            if value == BEGUN and call.timeout_s is not None:
+                deadline = time.monotonic() + call.timeout_s
+                answer: tuple[Any, BaseException | None] = (None, None)
+            elif isinstance(value, Failure):
+                answer = (None, value.exception)
+            else:
+                answer = outcome(call.policy, value, {})
+            self._send(ToWorker.ANSWER, packed(answer))
 
     def _send(self, *message: Any) -> None:
         self.channel.send(MESSAGE + pickle.dumps(message))
@@ -95,6 +102,10 @@ class WorkerProcess:
         return not self.channel.eof
 
 
+class CallTimeout(WorkerLost, TimeoutError):
+    """A worker was killed because its call took too long."""
+
+
 class ProcessWorkers(DaemonPool):
     """A pool of worker processes behind the `concurrent.futures` interface; a thread waits for each.
 
@@ -106,6 +117,7 @@ class ProcessWorkers(DaemonPool):
         self._lock = threading.Lock()  # the keeper is not thread-safe: one thread at a time uses it
         self._page = Segment.create(64)  # a worker's pulse and stacks go here; nothing reads them
         self._idle: list[WorkerProcess] = []
+        self._at_work: dict[int, WorkerProcess] = {}  # by the id of a call
         self._num_started, self._ended = 0, False
         super().__init__(max_workers, name="envfleet-process")
 
@@ -114,29 +126,35 @@ class ProcessWorkers(DaemonPool):
         return self.submit_call(Call(dumps(lambda agent: fn(*args, **kwargs), "the call")))
 
     def submit_call(self, call: Call) -> Future[Any]:
-        """Run a call in a worker; if the worker dies, `call.attempts` times in all."""
-        return super().submit(self._attempt, call)
+        """Run a call in a worker."""
+        return super().submit(self._run, call)
 
-    def _attempt(self, call: Call) -> Any:
-        for left in reversed(range(call.attempts)):
-            try:
-                return self._run(call)
-            except WorkerLost:
-                if not left:
-                    raise
+    def give_up(self, call: Call) -> None:
+        """End the worker that runs a call: the call ends with WorkerLost."""
+        call.stop.wanted = True
+        with self._lock:
+            worker = self._at_work.get(id(call))
+            if worker is not None and self._keeper is not None:
+                self._keeper.kill(worker.pid)
 
     def _run(self, call: Call) -> Any:
         with self._lock:
+            if call.stop.wanted:
+                raise WorkerLost("the call was given up before it began")
             worker = self._idle.pop() if self._idle else None
             if worker is None or not worker.alive:
                 worker = self._started()
+            self._at_work[id(call)] = worker
         try:
             value = worker.run(call)
         except TimeoutError:
-            self._end(worker)
-            raise WorkerLost(f"the worker was killed: the call ran longer than {call.timeout_s:g} s") from None
+            self._end(worker, wait_s=0.0)
+            raise CallTimeout(f"the worker was killed: the call ran longer than {call.timeout_s:g} s") from None
         except Closed as closed:
             raise WorkerLost(f"the worker process ended ({self._end(worker)}) in the middle of a call") from closed
+        finally:
+            with self._lock:
+                del self._at_work[id(call)]
         with self._lock:
             self._idle.append(worker)
         if isinstance(value, Failure):
@@ -166,13 +184,13 @@ class ProcessWorkers(DaemonPool):
             raise
         return WorkerProcess(pid, ours)
 
-    def _end(self, worker: WorkerProcess) -> str:
+    def _end(self, worker: WorkerProcess, wait_s: float = 0.2) -> str:
         """Make sure that a worker and all it started have ended; says how it did."""
         worker.channel.close()
         with self._lock:
             if self._keeper is None:
                 return "the executor was shut down"
-            code = self._keeper.exit_code(worker.pid, 0.2)  # its socket may close shortly before it ends
+            code = self._keeper.exit_code(worker.pid, wait_s)  # its socket may close shortly before it ends
             if code is None:
                 self._keeper.kill(worker.pid)
                 code = self._keeper.exit_code(worker.pid, 2.0)
@@ -226,11 +244,11 @@ class ProcessParallelExecutor(RolloutExecutor):
     """
 
     def __init__(self, num_workers: int = 2, *, max_workers: int | None = None, **rules: Unpack[ExecutorOptions]) -> None:
-        self.num_workers = self.max_workers = num_workers if max_workers is None else max_workers
-        self.executor = ProcessWorkers(self.num_workers)
+        self.num_workers = self.max_workers = checked_workers(num_workers, max_workers=max_workers)
         super().__init__(self.num_workers, **rules)
         if self._throttle.active:
             raise BadArgument("max_rate and max_in_flight need one process to count in: use 'thread' or 'async'")
+        self.executor = ProcessWorkers(self.num_workers)
         self._agent: tuple[Any, str, bytes] | None = None  # the last one, its key, and pickled
 
     collect_rollouts = RolloutExecutor.run
@@ -250,40 +268,57 @@ class ProcessParallelExecutor(RolloutExecutor):
                 self._agent = (job.agent, hashlib.sha256(data).hexdigest(), data)
             _, key, agent = self._agent
         work = partial(run_rollout, replace(job, agent=None), self.rules)
-        function = dumps(work, f"the factory of {job.env_name!r}")
-        return Call(function, agent, key, policy, self._deadline(), self.rules.max_attempts)
+        limit_s = self.rules.rollout_timeout_s
+        what = "the factory" if job.from_factory else f"the client {type(job.client).__name__}"
+        return Call(
+            dumps(work, f"{what} of {job.env_name!r}"), agent, key, policy, None if limit_s is None else limit_s + GRACE_S
+        )
 
-    def _can_await(self, job: Job) -> bool:
-        return False
-
-    def _start(self, job: Job, loop: asyncio.AbstractEventLoop) -> Future[Rollout]:
-        """Start one rollout in a worker."""
-        return self.executor.submit_call(job.client)  # type: ignore[no-any-return]
-
-    def _deadline(self) -> float | None:
-        """When a worker is killed: all attempts had their time, and some to start in."""
-        limit = self.rules.rollout_timeout_s
-        return None if limit is None else (limit + self.rules.max_backoff_s) * self.rules.max_attempts + 5.0
+    async def _attempt(self, job: Job, place: OnLoop) -> Rollout:
+        """One attempt in a worker, which is killed if it takes too long, or if the collection is given up."""
+        call = replace(job.client, stop=Stop())
+        running = self.executor.submit_call(call)
+        waiter = asyncio.wrap_future(running)
+        try:
+            await asyncio.wait([waiter])
+            rollout: Rollout = waiter.result()
+            return rollout
+        except asyncio.CancelledError:
+            self.executor.give_up(call)
+            waiter.add_done_callback(lambda _: waiter.cancelled() or waiter.exception())
+            await asyncio.wait([waiter], timeout=5.0)
+            raise
+        except CallTimeout as late:
+            return failed(job, too_late(job, self.rules.rollout_timeout_s, -1), late)
+        except Exception as error:
+            return lost(job, error)
 
 
 _kept: dict[str, bytes] = {}  # in a worker: agents that were sent once, by key
 
 
-def run_in_worker(function: bytes, key: str, agent: bytes | None, ask: Callable[[Any], Any]) -> Any:
+def run_in_worker(function: bytes, key: str, agent: bytes | None, timed: bool, ask: Callable[[Any], Any]) -> Any:
     """In the worker: call a function with the agent of this key, or with one that asks the parent."""
     if agent:
         _kept[key] = agent
         while len(_kept) > NUM_KEPT:
             del _kept[next(iter(_kept))]
-    return pickle.loads(function)(pickle.loads(_kept[key]) if key else lambda obs, done: ask(obs))
+    call, argument = pickle.loads(function), pickle.loads(_kept[key]) if key else lambda *question: ask(question)
+    if timed:
+        ask(BEGUN)
+    return call(argument)
 
 
 def run_rollout(job: Job, rules: Rules, agent: Any) -> Rollout:
-    """Collect one rollout in this (worker) process."""
+    """Make one attempt at a rollout in this (worker) process."""
     loop = LoopThread()
     try:
-        return collect_on_thread(replace(job, agent=agent), rules, Throttle(), loop.wait_for)
+        episode = ClientEpisode(replace(job, agent=agent), rules, Throttle(), OnThread(loop.wait_for))
+        return on_this_thread(episode.play())
     finally:
+        if not job.from_factory and callable(close := getattr(job.client, "close", None)):
+            with suppress(Exception):  # the rollout is complete; this client is a copy that nobody else has
+                close()
         loop.close()
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 from envfleet.errors import BadArgument
@@ -46,7 +47,8 @@ class BatchedPolicy:
 
     Pass it to an executor in place of `agent_fn`. The policy is called when `max_batch` observations wait,
     when every running episode waits, or when the oldest observation has waited for `max_wait_s`.
-    Observations are stacked as arrays (dicts and tuples part by part); actions are read back row by row.
+    Observations are stacked as arrays (dicts and tuples part by part), or as `stack` does it: `stack=list` gives the policy a
+    list with one observation each, as for text. Actions are read back row by row.
 
     Example:
         >>> policy = BatchedPolicy(lambda obs: obs.sum(axis=1), max_batch=8)
@@ -146,9 +148,11 @@ class BatchedPolicy:
     def _answer(self, batch: list[_Question]) -> None:
         self.num_calls += 1
         actions, error = outcome(self._actions, (batch,), {})
+        raised_at = None if error is None else error.__traceback__
         loops: dict[asyncio.AbstractEventLoop, list[_Question]] = {}
         for row, question in enumerate(batch):
             question.outcome = (None, error) if error is not None else (actions[row], None)
+            question.raised_at = raised_at
             if question.future is None:
                 question.blocked.release()
             else:
@@ -166,19 +170,20 @@ class BatchedPolicy:
 class _Question:
     """One observation that waits for its action: a thread on the lock `blocked`, a coroutine on `future`."""
 
-    __slots__ = ("blocked", "future", "obs", "outcome", "since")
+    __slots__ = ("blocked", "future", "obs", "outcome", "raised_at", "since")
 
     def __init__(self, obs: Any, future: asyncio.Future[None] | None) -> None:
         self.obs, self.future, self.since = obs, future, time.monotonic()
         self.blocked = threading.Lock()
         self.blocked.acquire()
         self.outcome: tuple[Any, BaseException | None] = (None, None)
+        self.raised_at: TracebackType | None = None
 
     def action(self) -> Any:
         """The answer, or what the policy raised."""
         action, error = self.outcome
         if error is not None:
-            raise error
+            raise error.with_traceback(self.raised_at)  # all of a batch raise the same one: each would add its own frames
         return action
 
 

@@ -8,9 +8,11 @@ The loop itself is never blocked, and an agent that blocks delays only its own e
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from envfleet.util.daemon_pool import DaemonPool, outcome
@@ -39,6 +41,8 @@ class Handover:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Call] = deque()
         self._answers: deque[Answer] = deque()
+        self._threads: dict[asyncio.Future[Outcome], threading.Thread] = {}  # of calls that run
+        self._given_up: dict[asyncio.Future[Outcome], Future[None]] = {}
         self._mean_s = 0.0  # of a call, of late
         self._helpers = 0  # started for what is waiting now
         self._handing = self._looking = False
@@ -53,6 +57,18 @@ class Handover:
             self._handing = True
             self._loop.call_soon(self._hand_over)  # when all other tasks that are ready have made their calls, too
         return future
+
+    def give_up(self, call: asyncio.Future[Outcome]) -> Future[None] | None:
+        """Wait no longer for a call. If a thread is in it, that thread is replaced; the future tells when the call has ended."""
+        thread = self._threads.get(call)
+        if thread is None:
+            return None
+        ended = self._given_up[call] = Future()
+        if call not in self._threads:  # it has ended just now
+            self._given_up.pop(call, None)
+            return None
+        self._pool.replace(thread)
+        return ended
 
     def _hand_over(self) -> None:
         """Start threads for the waiting calls, and check again: if they still wait then, they are slower than before."""
@@ -89,7 +105,12 @@ class Handover:
             except IndexError:  # none is left
                 break
             if not future.cancelled():
-                self._answers.append((future, outcome(function, args, {})))
+                self._threads[future] = threading.current_thread()
+                answer = outcome(function, args, {})
+                del self._threads[future]
+                if (ended := self._given_up.pop(future, None)) is not None:
+                    ended.set_result(None)
+                self._answers.append((future, answer))
             now = time.perf_counter()
             self._mean_s += 0.1 * (now - begin - self._mean_s)
             begin = now

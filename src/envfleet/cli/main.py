@@ -128,7 +128,9 @@ def _run(words: list[str]) -> int:
         if command == name:
             module.add_arguments(own)
             run = module.run
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise BadArgument(_unrecognised(unknown, own if run else parser))
     if run is None:
         parser.print_help()
         return 0
@@ -143,6 +145,12 @@ def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], 1)
     hint = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
     return f"there is no command {name!r}; {hint}"
+
+
+def _unrecognised(unknown: list[str], parser: argparse.ArgumentParser) -> str:
+    close = difflib.get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, 1)
+    hint = f"; did you mean {close[0]}?" if close and unknown[0].startswith("-") else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{hint} (`{parser.prog} --help` lists the options)"
 
 
 def _say(line: str) -> None:

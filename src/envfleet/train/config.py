@@ -263,14 +263,13 @@ RANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "log_std_init": _FINITE,
     "hidden": _LAYERS,
 }
-_indices = lambda units: tuple(operator.index(each) for each in units)
 #: The types of settings: what may be given, what is kept of it, and the words for what is needed.
 KINDS: dict[Any, tuple[Any, Callable[[Any], Any], str]] = {
     bool: (bool, bool, "true or false"),
     int: (numbers.Integral, int, "a whole number"),
     float: (numbers.Real, float, "a number"),
     str: (str, str, "a text"),
-    tuple: ((list, tuple), _indices, "a list of whole numbers like 64,64"),
+    tuple: ((list, tuple), lambda units: tuple(operator.index(each) for each in units), "a list of whole numbers like 64,64"),
     dict: (Mapping, dict, "a list of pairs like name=value,other=2"),
 }
 

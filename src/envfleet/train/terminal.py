@@ -11,9 +11,10 @@ from typing import Any, TextIO
 
 from envfleet.util.text import number
 
+_END = "\x1b[K\n\x1b[J"  # erases the rest of the line, and what was drawn below
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_WIDTH = 79  # fits the usual 80 columns; a wider terminal that is made narrower then leaves nothing behind
-_MAX_NOTES = 3  # lines about faults between two lines of numbers
+_MAX_FAULTS, _WINDOW_S = 3, 5.0  # so many faults are shown in so many seconds
 
 
 class View:
@@ -22,8 +23,11 @@ class View:
     def start(self, header: Sequence[str]) -> None:
         """Take what is known before the first update: environment, fleet, device, where it is saved."""
 
+    def fault(self, line: str) -> None:
+        """Take a fault."""
+
     def note(self, line: str) -> None:
-        """Take an event: a fault, a slot that is quarantined."""
+        """Take an event that is rare and matters."""
 
     def show(self, status: dict[str, Any]) -> None:
         """Take the numbers of an update."""
@@ -43,17 +47,26 @@ class Lines(View):
         self._every_s = every_s
         self._last = float("-inf")
         self._status: dict[str, Any] | None = None
-        self._notes = 0  # since the last line of numbers
+        self._window, self._shown, self._hidden = float("-inf"), 0, 0  # faults: since when, shown since then, not shown
 
     def start(self, header: Sequence[str]) -> None:
         """Print it."""
         self._write("\n".join(header) + "\n")
 
-    def note(self, line: str) -> None:
+    def fault(self, line: str) -> None:
         """Print the first few; the next line of numbers counts the others."""
-        self._notes += 1
-        if self._notes <= _MAX_NOTES:
-            self._write(f"{line}\n")
+        now = time.monotonic()
+        if now - self._window >= _WINDOW_S:
+            self._window, self._shown = now, 0
+        if self._shown < _MAX_FAULTS:
+            self._shown += 1
+            self.note(f"fault: {line}")
+        else:
+            self._hidden += 1
+
+    def note(self, line: str) -> None:
+        """Print it."""
+        self._write(f"{line}\n")
 
     def show(self, status: dict[str, Any]) -> None:
         """Print, unless the last line is recent."""
@@ -71,9 +84,8 @@ class Lines(View):
         parts = [*_progress(s), f"return {number(s.get('return'), 4)}", f"length {number(s.get('length'), 4)}"]
         parts += [f"{s['sps']:,.0f} steps/s", f"{_clock(s['left_s'])} left"]
         if s.get("num_faults"):
-            more = self._notes - _MAX_NOTES
-            parts.append(f"faults {s['num_faults']:,}" + (f" ({more:,} of them not shown)" if more > 0 else ""))
-        self._notes = 0
+            parts.append(f"faults {s['num_faults']:,}" + (f" ({self._hidden:,} not shown)" if self._hidden else ""))
+            self._hidden = 0
         self._write("  ".join(parts) + "\n")
 
     def _write(self, text: str) -> None:
@@ -90,10 +102,8 @@ class Live(Lines):
         self._drawn: list[int] = []  # the width of every line on the screen
 
     def note(self, line: str) -> None:
-        """Write the first few above the box."""
-        if self._notes < _MAX_NOTES:
-            self._write(f"{self._erased()}{line[: self._columns() - 1]}\n")
-        self._notes += 1
+        """Write it above the box."""
+        self._write(f"{self._back()}{line[: self._columns() - 1]}{_END}")
 
     def show(self, status: dict[str, Any]) -> None:
         """Draw, unless it was drawn just now."""
@@ -106,20 +116,19 @@ class Live(Lines):
         self._drawn = []
 
     def _print(self) -> None:
-        s, self._status, self._last, self._notes = self._status or {}, None, time.monotonic(), 0
+        s, self._status, self._last = self._status or {}, None, time.monotonic()
         lines = box(s, self._returns, min(self._columns() - 1, _MAX_WIDTH))
-        text = "".join(f"{colour}{line}\x1b[0m\n" for colour, line in lines)
-        self._write(self._erased() + text)
+        self._write(self._back() + "\x1b[K\n".join(f"{colour}{line}\x1b[0m" for colour, line in lines) + _END)
         self._drawn = [len(line) for _, line in lines]
 
     def _columns(self) -> int:
         return max(shutil.get_terminal_size().columns, 20)
 
-    def _erased(self) -> str:
-        """Back to the first line of the box, with everything below erased. A narrower terminal has broken its lines."""
+    def _back(self) -> str:
+        """Back to the first line of the box. A terminal that was made narrower has broken its lines."""
         columns, drawn = self._columns(), self._drawn
         self._drawn = []
-        return f"\x1b[{sum(-(-width // columns) for width in drawn)}F\x1b[J" if drawn else ""
+        return f"\x1b[{sum(-(-width // columns) for width in drawn)}F" if drawn else ""
 
 
 def box(s: dict[str, Any], returns: Sequence[float], width: int) -> list[tuple[str, str]]:
@@ -149,7 +158,7 @@ def box(s: dict[str, Any], returns: Sequence[float], width: int) -> list[tuple[s
     done = min(s.get("done", s["step"] / max(s["total_steps"], 1)), 1.0)
     full = int(done * (inner - 6))
     bar = f"{'━' * full}{'─' * (inner - 6 - full)} {done:>5.0%}"
-    curve = f"return   {spark(returns, inner - 9)}"
+    curve = f"trend    {spark(returns, inner - 9)}"
     title = f"╭─ PPO · {s.get('env', '')} "[: width - 1]
     return [
         ("\x1b[34m", title + "─" * (width - 1 - len(title)) + "╮"),
@@ -186,7 +195,7 @@ def _of(done: int, total: int | None) -> str:
 
 def _faults(s: dict[str, Any]) -> str:
     quarantined = s.get("num_quarantined", 0)
-    return f"{s.get('num_faults', 0):,}" + (f", {quarantined} slots quarantined" if quarantined else "")
+    return f"{s.get('num_faults', 0):,}" + (f", quarantined slots {quarantined}" if quarantined else "")
 
 
 def _cell(name: str, value: str, label: int, width: int) -> str:

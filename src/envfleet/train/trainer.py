@@ -289,12 +289,12 @@ class PPOTrainer:
         known, known_quarantined = self._told
         self.counters.num_faults += len(faults) - known
         for fault in faults[known:]:
-            self.view.note(f"fault: {first_line(fault)}")
+            self.view.fault(first_line(fault))
         if len(quarantined) > known_quarantined:
             left = self.config.num_envs - len(quarantined)
             slots = ", ".join(map(str, quarantined.tolist()))
             self.view.note(
-                f"quarantined after repeated faults: slots {slots}. The run goes on with {left} of {self.config.num_envs}"
+                f"quarantined after repeated faults, slots: {slots}. The run goes on with {left} of {self.config.num_envs}"
             )
         self._told = len(faults), len(quarantined)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import os
 import signal
@@ -90,6 +91,10 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         place = error.filename or "a file"
         return EXIT_NOT_WRITTEN, f"{place} cannot be written ({error.strerror}): make room, then try again"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return EXIT_ERROR, "too many open files: use fewer workers or environments, or raise the limit (`ulimit -n 65536`)"
+    if isinstance(error, OSError) and error.filename:
+        return EXIT_ERROR, f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
         return EXIT_ERROR, str(MissingExtra(error.name or "", extra=extra))
     return None

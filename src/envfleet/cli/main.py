@@ -29,7 +29,9 @@ from envfleet.util.files import NO_ROOM
 from envfleet.util.text import Hint, first_line
 
 #: name -> module
-COMMANDS = {name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "tune")}
+COMMANDS = {
+    name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "report", "tune")
+}
 #: Old names -> the command they stand for now, with its options.
 ALIASES = {"sweep": ("tune", "--workers", "1,2,4,8", "--backends", "serial,thread,shm")}
 

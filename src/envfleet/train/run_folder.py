@@ -188,9 +188,7 @@ class RunFolder:
         versions = {"envfleet": envfleet.__version__, "python": sys.version.split()[0]}
         versions |= {module.__name__: module.__version__ for module in (torch, np, gymnasium)}
         about = {
-            "title": f"PPO on {self.config.env_name}",
             "plan": str(trainer.fleet.plan),
-            "config": self.config.to_dict(),
             "throughput": {
                 "Steps per second": f"{steps / max(counters.wall_s, 1e-9):,.0f}",
                 "Collecting": f"{counters.collect_s:.1f} s, {steps / max(counters.collect_s, 1e-9):,.0f} steps/s",

@@ -15,7 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from envfleet.core.construct import make
-from envfleet.errors import BadArgument, FleetError, TrainingStopped, WriteFailed
+from envfleet.errors import BadArgument, FaultError, FleetError, TrainingStopped, WriteFailed
 from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.segment import Segment
@@ -325,11 +325,23 @@ class PPOTrainer:
 
     def _evaluate_now(self) -> dict[str, float]:
         # The return of a policy against itself says nothing about how good it is.
-        found = self.evaluate(self.config.eval_episodes, opponents="random" if self.config.self_play else None)
+        try:
+            found = self.evaluate(self.config.eval_episodes, opponents="random" if self.config.self_play else None)
+        except FaultError as error:
+            if self.config.on_fault == "raise":
+                raise
+            self.view.note(f"this evaluation is left out, because its environment failed: {first_line(error)}")
+            self._close_evaluator()
+            return {}
         if self.folder and found.mean_return > self.counters.best:
             self.counters.best = found.mean_return
             self.save(best=True)
         return {"eval/mean_return": found.mean_return, "eval/mean_length": found.mean_length}
+
+    def _close_evaluator(self) -> None:
+        evaluator, self._evaluator = self._evaluator, None
+        if evaluator is not None:
+            evaluator.close()
 
     def save(self, best: bool = False, running: bool = True) -> Path:
         """Write a checkpoint; the run folder keeps the last few and the best."""
@@ -413,8 +425,7 @@ class PPOTrainer:
                 closing.callback(self.fleet.close)
             if self.folder:
                 closing.callback(self.folder.close)
-            if self._evaluator is not None:
-                closing.callback(self._evaluator.close)
+            closing.callback(self._close_evaluator)
 
     def __enter__(self) -> PPOTrainer:
         return self

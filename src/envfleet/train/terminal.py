@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -174,11 +175,12 @@ def spark(values: Sequence[float], width: int) -> str:
         >>> spark([0, 1, 2, 3], 2), spark([], 3)
         ('▁█', '')
     """
+    values = [value for value in values if math.isfinite(value)]
     width = max(min(width, len(values)), 0)
     ends = [(i + 1) * len(values) // width for i in range(width)]
     means = [sum(values[a:b]) / (b - a) for a, b in zip([0, *ends], ends)]
     low, span = min(means, default=0.0), (max(means, default=0.0) - min(means, default=0.0)) or 1.0
-    return "".join(_BLOCKS[int((value - low) / span * 7.99)] if value == value else " " for value in means)
+    return "".join(_BLOCKS[int((value - low) / span * 7.99)] for value in means)
 
 
 def _progress(s: dict[str, Any]) -> list[str]:

@@ -142,7 +142,6 @@ class PPOTrainer:
                 self._load(stored)
             if self.folder:
                 self.folder.start(self.counters.update, self.counters.num_steps, stored)
-            self.view.start(self._header())
         except BaseException:
             self.close()
             raise
@@ -167,10 +166,13 @@ class PPOTrainer:
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
         self.collector = Collector(self.fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
         self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
-        self._told = (0, 0)  # faults and quarantined slots that the view was told of
+        self._told: tuple[int, int] | None = None  # faults and quarantined slots that the view was told of; None: nothing yet
 
-    def _header(self) -> list[str]:
-        """What is known before the first update."""
+    def _show_header(self) -> None:
+        """Once, before the first update: what is run, where, and where it is saved."""
+        if self._told is not None:
+            return
+        self._told = (0, 0)
         config, done, folder = self.config, self.counters, self.folder
         goal = f"{config.num_episodes:,} episodes" if config.num_episodes else f"{config.total_steps:,} steps"
         size = f"{config.num_envs} environments" if config.num_envs > 1 else "1 environment"
@@ -181,12 +183,13 @@ class PPOTrainer:
             lines.append(f"resumed: {done.num_steps:,} steps and {done.num_episodes:,} episodes are done")
         if self.finished:
             lines.append(f"this run has reached its {goal}: a higher --total-steps or --num-episodes goes on")
-        return lines
+        self.view.start(lines)
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def train_episode_vectorized(self) -> UpdateResult:
         """Collect one segment from all environments and learn from it."""
+        self._show_header()
         self._began = self.collector.segment_state(running=False)
         begin, coefficients = time.perf_counter(), self._coefficients()
         try:
@@ -202,6 +205,7 @@ class PPOTrainer:
     def train(self) -> TrainResult:
         """Train until the steps or episodes of the config are reached, or `stop()` is called."""
         counters, config = self.counters, self.config
+        self._show_header()
         try:
             while not self._stop and not self.finished:
                 self.train_episode_vectorized()
@@ -286,7 +290,7 @@ class PPOTrainer:
     def _tell_faults(self) -> None:
         """Count the faults of this update and hand them to the view, a line each."""
         faults, quarantined = self.fleet.faults, self.fleet.quarantined
-        known, known_quarantined = self._told
+        known, known_quarantined = self._told or (0, 0)
         self.counters.num_faults += len(faults) - known
         for fault in faults[known:]:
             self.view.fault(first_line(fault))

@@ -17,8 +17,8 @@ from envfleet.envs.hidden_velocity import cartpole_no_velocity
 from envfleet.envs.registry import SHORT_NAMES, resolve_env
 from envfleet.envs.tmaze import DOWN, LEFT, RIGHT, UP, TMaze
 from envfleet.errors import BadArgument
+from envfleet.train.html_report import write_comparison, write_report
 from envfleet.train.loggers import TableLogger, read_rows
-from envfleet.train.report import write_comparison, write_report
 from envfleet.train.terminal import Lines, Live, View, box, choose_view
 from envfleet.train.video import VideoError, fleet_for_video, write_video
 

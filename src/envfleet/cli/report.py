@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
-    from envfleet.train.report import write_comparison, write_report
+    from envfleet.train.html_report import write_comparison, write_report
 
     if len(args.folders) == 1:
         path = write_report(args.folders[0], path=args.out)

@@ -16,8 +16,8 @@ from envfleet.errors import BadArgument, CheckpointError, RunExists, WriteFailed
 from envfleet.rollout.segments.segment import Segment
 from envfleet.train.checkpoint import Checkpoints, plain
 from envfleet.train.config import FIELDS, PPOConfig, checked
+from envfleet.train.html_report import write_report
 from envfleet.train.loggers import Logger, TableLogger, TensorBoardLogger, WandbLogger
-from envfleet.train.report import write_report
 from envfleet.train.settings import as_text
 from envfleet.train.video import Film, VideoMaker
 from envfleet.util.files import NO_ROOM, remove_leftovers, write_durably
@@ -113,17 +113,16 @@ class RunFolder:
         """Open the logs, cut back to the checkpoint."""
         config, resumed = self.config, stored is not None
         with self.writing():
-            self.loggers.append(TableLogger(self.path, update if resumed else None))
-            if config.tensorboard:
-                self.loggers.append(TensorBoardLogger(self.path, num_steps + 1 if resumed else None))
-            if config.wandb:
+            if config.wandb:  # first: without a login it fails, and then the folder must not be a run yet
                 run_id = ((stored or {}).get("run") or {}).get("wandb_id")
                 logger = WandbLogger(self.path, config.to_dict(), config.wandb_project, config.wandb_mode, run_id)
                 self.wandb_id = logger.run_id
                 self.loggers.append(logger)
-            # Last: it is what makes the folder a run.
             about = json.dumps(config.to_dict(), indent=1, default=str)
             write_durably(self.path / "config.json", about.encode())
+            self.loggers.append(TableLogger(self.path, update if resumed else None))
+            if config.tensorboard:
+                self.loggers.append(TensorBoardLogger(self.path, num_steps + 1 if resumed else None))
 
     def log(self, row: dict[str, float], step: int) -> None:
         """Hand a row to every logger."""

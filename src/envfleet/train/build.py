@@ -28,9 +28,18 @@ def env_list(env: Any) -> list[Any]:
 
 
 def one_env(env: Any, config: PPOConfig, render: bool = False, with_state: bool = False) -> Fleet:
-    """Return a fleet of one environment in this process, which waits at the end of an episode."""
+    """Return a fleet of one environment, which waits at the end of an episode. Where it runs is chosen as for training."""
     factory = resolve(env, config.env_kwargs | ({"render_mode": "rgb_array"} if render else {}))
-    return make(factory, 1, backend="serial", columns=config.columns or None, on_end="wait", with_state=with_state)
+    return make(
+        factory,
+        1,
+        columns=config.columns or None,
+        on_end="wait",
+        with_state=with_state,
+        init_timeout_s=config.init_timeout_s,
+        reset_timeout_s=config.reset_timeout_s,
+        step_timeout_s=config.step_timeout_s,
+    )
 
 
 def choose_device(name: str) -> torch.device:

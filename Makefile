@@ -78,8 +78,8 @@ bench: $(VENV)/.dev ## ours, the limit and the peers in one run; writes docs/per
 bench-peers: $(VENV)/.dev ## venvs for the peers that clash with our pins; `make bench` then measures them too
 	$(BIN)/python -m bench.peers.install
 
-clean: ## remove .venv and everything built
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove .venv, the venvs of the peers, and everything built
+	rm -rf $(VENV) .envs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis MUJOCO_LOG.TXT
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 

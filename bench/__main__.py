@@ -19,6 +19,7 @@ from bench import report, store
 from bench.cases import Case, cases, quick_cases
 from bench.stats import MAX_FOREIGN
 from envfleet.cli.options import positive
+from envfleet.slots import compiled_core
 
 QUICK_PAIRS, QUICK_SECONDS = 2, 0.05
 
@@ -54,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = [
         case for case in (quick_cases() if args.quick else cases(args.peers_everywhere)) if re.search(args.only or "", case.name)
     ]
+    if (core := compiled_core.status()) != "present":
+        print(
+            f"bench: the compiled core is {core}. The results are those of the Python version, which is slower", file=sys.stderr
+        )
     if args.list:
         for case in chosen:
             print(f"{case.name:<16} ~{case.seconds(pairs, seconds):4.0f} s  {', '.join(case.contestants)}")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import envfleet as ef
@@ -18,7 +19,7 @@ from envfleet.cli.main import main
 from envfleet.errors import BadArgument
 from envfleet.train import PPOConfig, PPOTrainer
 from envfleet.train.checkpoint import Checkpoints, read
-from envfleet.train.config import ALIASES, FIELDS, field_name
+from envfleet.train.config import ALIASES, FIELDS, RANGES, checked, default_of, field_name, kinds_of
 from envfleet.train.settings import parse, schema, settings_from_yaml
 from tests.support.system import child_env
 
@@ -77,8 +78,19 @@ def test_resume_and_existing_run(capsys, tmp_path):
         (["CartPoel-v1"], "Close names: CartPole-v1"),
         (["CartPole-v1", "--set", "env.num_env=2"], "there is no setting 'env.num_env'. Did you mean num_envs?"),
         (["CartPole-v1", "--set", "gamma"], "NAME=VALUE is needed"),
-        (["CartPole-v1", "--n-envs", "many"], "num_envs='many': a whole number is needed"),
-        (["CartPole-v1", "--arch", "brain"], "arch='brain': it is one of markov, memory, memory_markov"),
+        (["CartPole-v1", "--n-envs", "many"], "--num-envs many: a whole number is needed"),
+        (["CartPole-v1", "--arch", "brain"], "--arch brain: it is one of markov, memory, memory_markov"),
+        (["CartPole-v1", "--learning-rate", "-1"], "--learning-rate -1: 0 or more is needed"),
+        (["CartPole-v1", "--gamma", "1.5"], "--gamma 1.5: a number from 0 to 1 is needed"),
+        (["CartPole-v1", "--seed", "-1"], "--seed -1: 0 or more is needed"),
+        (["CartPole-v1", "--num-episodes", "0"], "--num-episodes 0: at least 1 is needed"),
+        (["CartPole-v1", "--step-timeout-s", "nan"], "--step-timeout-s nan: a number above 0 is needed"),
+        (["CartPole-v1", "--hidden", "64,0"], "--hidden 64,0: at least one hidden layer is needed, and one unit in each"),
+        (["CartPole-v1", "--set", "gamma=2"], "--set gamma=2: a number from 0 to 1 is needed"),
+        (["CartPole-v1", "--nenvs", "8"], "unrecognized arguments: --nenvs 8; did you mean --n-envs?"),
+        (["--resume"], "--resume needs the folder of the run: --resume DIR"),
+        (["--resume", "nowhere"], "--resume: there is no run in nowhere"),
+        (["--resume", "one", "--out", "two", "CartPole-v1"], "--resume one and --out two name two folders"),
         (["CartPole-v1", "--preset", "magic"], "there is no preset 'magic'"),
         (["--config", "nowhere.yaml"], "there is no configuration file"),
         (["CartPole-v1", "--out", "/proc/nothing/run"], "cannot be written"),
@@ -87,6 +99,70 @@ def test_resume_and_existing_run(capsys, tmp_path):
 def test_bad_input_is_refused_with_a_remedy(capsys, words, told):
     code, _, err = call(capsys, "train", *words, "--quiet")
     assert code == 2 and told in err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"num_envs": "8"}, "num_envs='8': a whole number is needed"),
+        ({"num_envs": 8.5}, "num_envs=8.5: a whole number is needed"),
+        ({"num_envs": True}, "num_envs=True: a whole number is needed"),
+        ({"hidden": 5}, "hidden=5: a list of whole numbers like 64,64 is needed"),
+        ({"hidden": (64.5,)}, "hidden=(64.5,): a list of whole numbers like 64,64 is needed"),
+        ({"gamma": None}, "gamma=None: a number is needed"),
+        ({"gamma": float("nan")}, "gamma=nan: a number from 0 to 1 is needed"),
+        ({"wandb": "yes"}, "wandb='yes': true or false is needed"),
+        ({"backend": "ray"}, "backend='ray': it is one of auto, "),
+    ],
+)
+def test_settings_in_python_are_refused_by_type_and_range(wrong, told):
+    with pytest.raises(BadArgument, match=re.escape(told)):
+        PPOConfig(**wrong)
+
+
+def test_every_number_has_a_range_and_every_default_is_in_it():
+    numbers = {name for name in FIELDS if {int, float, tuple} & set(kinds_of(name)[0])}
+    assert numbers == set(RANGES)
+    assert all(checked(name, default_of(spec)) == default_of(spec) for name, spec in FIELDS.items())
+    assert PPOConfig(num_envs=np.int64(3), gamma=np.float32(0.5)).to_dict()["num_envs"] == 3
+
+
+def test_resume_with_the_folder_alone_takes_the_settings_of_the_run(capsys, tmp_path):
+    run = tmp_path / "run"
+    assert call(capsys, "train", "CartPole-v1", *SMALL, "--gamma", "0.9", "--out", run, "--quiet")[0] == 0
+    code, out, _ = call(capsys, "train", "--resume", run)
+    assert code == 0 and "this run has reached its 512 steps" in out
+    code, out, _ = call(capsys, "train", "--resume", run, "--total-steps", 1024)
+    assert code == 0 and "resumed: 512 steps" in out and "1,024 steps in" in out
+    assert Checkpoints(run).load_latest()["config"]["gamma"] == 0.9
+    code, _, err = call(capsys, "train", "--resume", run, "--gamma", "0.5")
+    assert code == 2 and "gamma was 0.9 and is 0.5" in err
+    assert call(capsys, "train", "--resume", "--out", run)[0] == 0
+    code, out, _ = call(capsys, "report", run, "--out", tmp_path / "again.html")
+    assert code == 0 and "again.html" in out and "<svg" in (tmp_path / "again.html").read_text()
+
+
+def test_the_header_says_what_is_run_and_that_nothing_is_saved(capsys, tmp_path):
+    _, out, _ = call(capsys, "train", "CartPole-v1", *SMALL)
+    head = out.splitlines()[:3]
+    assert head[0] == "PPO on CartPole-v1: 512 steps, 2 environments × 64 steps per update, seed 1"
+    assert head[1] == "fleet: serial, 1 worker, 2 slots: asked for"
+    assert head[2] == "device: cpu; nothing is saved: --out DIR (out=…) keeps checkpoints and logs"
+    _, out, _ = call(capsys, "train", "CartPole-v1", *SMALL, "--out", tmp_path / "run", "--num-episodes", 3)
+    assert f"saved in {tmp_path / 'run'}" in out and "3 episodes" in out and "/3  steps" in out
+
+
+def test_wandb_without_a_login_is_one_line_and_the_folder_stays_free(capsys, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(**options):
+        raise wandb.errors.UsageError("No API key configured")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    words = ["train", "CartPole-v1", *SMALL, "--out", tmp_path, "--quiet"]
+    code, _, err = call(capsys, *words, "--wandb")
+    assert code == 2 and err.count("\n") == 1 and "--wandb: Weights & Biases cannot be used here (No API key configured)" in err
+    assert call(capsys, *words)[0] == 0
 
 
 def test_eval_of_nothing(capsys, tmp_path):
@@ -167,7 +243,8 @@ def test_a_signal_saves_first(tmp_path, number):
     words[words.index("512")] = "100000000"
     process = subprocess.Popen([sys.executable, *words], env=ENV, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.readline()  # the first line comes after the first update
+    while not process.stdout.readline().startswith("step "):  # comes after the first update
+        assert process.poll() is None
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "--resume" in out
@@ -201,7 +278,7 @@ def test_a_killed_worker_does_not_end_a_run(tmp_path):
         os.kill(trainer.fleet._backend._workers[0].pid, signal.SIGKILL)
         result = trainer.train()
         assert trainer.fleet.faults and all("SIGKILL" in fault.cause for fault in trainer.fleet.faults)
-    assert result.num_updates == config.num_updates
+    assert result.num_steps >= config.total_steps and result.num_faults > 0 and result.quarantined == []
 
 
 def test_a_fault_that_ends_a_run_leaves_a_checkpoint(tmp_path):

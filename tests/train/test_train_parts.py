@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import os
 
 import gymnasium as gym
 import numpy as np
@@ -16,9 +17,9 @@ from envfleet.envs.hidden_velocity import cartpole_no_velocity
 from envfleet.envs.registry import SHORT_NAMES, resolve_env
 from envfleet.envs.tmaze import DOWN, LEFT, RIGHT, UP, TMaze
 from envfleet.errors import BadArgument
+from envfleet.train.html_report import write_comparison, write_report
 from envfleet.train.loggers import TableLogger, read_rows
-from envfleet.train.report import write_report
-from envfleet.train.terminal import Lines, View, choose_view, table
+from envfleet.train.terminal import Lines, Live, View, box, choose_view
 from envfleet.train.video import VideoError, fleet_for_video, write_video
 
 
@@ -85,24 +86,56 @@ def test_an_environment_is_found_by_module_and_name():
             resolve_env(name)
 
 
-STATUS = {"step": 100, "total_steps": 1000, "sps": 50.0, "return": 3.25, "env": "CartPole-v1", "plan": "shm, 2 workers",
-          "n_completed_episodes": 7, "n_envs": 8, "collect_share": 0.25}  # fmt: skip
+STATUS = {"step": 100, "total_steps": 1000, "sps": 50.0, "return": 3.25, "env": "CartPole-v1", "left_s": 18.0,
+          "n_completed_episodes": 7, "num_episodes": None, "collect_share": 0.25, "num_faults": 0}  # fmt: skip
 
 
-def test_views_show_the_status_as_lines_or_as_a_table(capsys):
+def test_lines_say_the_numbers_and_each_fault_once_with_a_limit():
     out = io.StringIO()
     lines = Lines(out, every_s=1000.0)
+    lines.start(["PPO on CartPole-v1", "nothing is saved"])
     lines.show(STATUS)
-    lines.show({**STATUS, "step": 200})
+    for slot in range(10):
+        lines.fault(f"slot {slot} failed")
+    lines.note("quarantined")
+    lines.show({**STATUS, "step": 200, "num_faults": 10})
     lines.close()
-    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["100/1,000", "200/1,000"]
-    assert type(choose_view(quiet=True)) is View and isinstance(choose_view(), Lines)
-    rich = pytest.importorskip("rich.console")
-    console = rich.Console(file=io.StringIO(), width=100)
-    console.print(table(STATUS))
-    text = console.file.getvalue()
-    for part in ("3.25", "shm, 2 workers", "n_completed_episodes", "0:18", "25% / 75%"):
-        assert part in text
+    first, second, numbers, *faults, note, last = out.getvalue().splitlines()
+    assert (first, second, note) == ("PPO on CartPole-v1", "nothing is saved", "quarantined")
+    assert numbers == "step 100/1,000  episodes 7  return 3.25  length –  50 steps/s  0:18 left"
+    assert faults == ["fault: slot 0 failed", "fault: slot 1 failed", "fault: slot 2 failed"]
+    assert last.startswith("step 200/1,000") and last.endswith("faults 10 (7 not shown)")
+    assert type(choose_view(quiet=True)) is View and type(choose_view()) is Lines
+
+
+def test_lines_count_episodes_when_these_end_the_run():
+    out = io.StringIO()
+    Lines(out).show({**STATUS, "num_episodes": 40})
+    assert out.getvalue().startswith("episode 7/40  steps 100  return")
+
+
+@pytest.mark.parametrize("width", [30, 60, 79])
+def test_the_box_has_one_height_and_one_width_whatever_is_in_it(width):
+    wild = {**STATUS, "return": -1.23456e-300, "env": "x" * 200, "step": 10**15, "num_faults": 10**9, "num_quarantined": 64}
+    for status, returns in ((STATUS, []), (wild, [float("nan"), 1.0, -5.0] * 50), ({**STATUS, "num_episodes": 40}, [2.0])):
+        lines = [line for _, line in box(status, returns, width)]
+        assert len(lines) == 9 and {len(line) for line in lines} == {width}
+    assert any("7 of 40" in line for line in lines) or width == 30
+
+
+def test_the_box_is_drawn_in_place_also_after_the_terminal_was_made_narrower(monkeypatch):
+    out, columns = io.StringIO(), [120]
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns[0], 24)))
+    live = Live(out, every_s=0.0)
+    live.show(STATUS)
+    assert "\x1b[9F" not in out.getvalue()
+    live.show(STATUS)
+    assert out.getvalue().count("\x1b[9F") == 1  # up over its 9 lines
+    columns[0] = 60  # a line of 79 characters is two now
+    live.show(STATUS)
+    assert out.getvalue().count("\x1b[18F") == 1
+    live.fault("slot 3 failed")
+    assert out.getvalue().endswith("\x1b[9Ffault: slot 3 failed\x1b[K\n\x1b[J")
 
 
 def test_tables_grow_columns_and_are_cut_back(tmp_path):
@@ -124,10 +157,28 @@ def test_tables_grow_columns_and_are_cut_back(tmp_path):
 def test_report_escapes_and_stands_alone(tmp_path):
     rows = [{"step": i, "update": i, "return": i * 1.5, "value_loss": float("nan")} for i in range(1, 900)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    about = {"title": "<b>x</b>", "faults": ["slot 3 failed & died"] * 60, "config": {"gamma": 0.9}}
-    page = write_report(tmp_path, about).read_text()
+    (tmp_path / "config.json").write_text(json.dumps({"env": "<b>x</b>", "gamma": 0.9}))
+    page = write_report(tmp_path, {"faults": ["slot 3 failed & died"] * 60}).read_text()
     assert "&lt;b&gt;" in page and "failed &amp; died" in page and "60 in all" in page
-    assert page.count("<svg") == 1 and "http" not in page and len(page) < 40_000
+    assert page.count("<svg") == 1 and "http" not in page and "<script" not in page and len(page) < 40_000
+    assert "environment steps" in page and "mean of the last 100" in page
+    again = write_report(tmp_path, path=tmp_path / "again.html")
+    assert again.read_text() == page
+
+
+def test_runs_are_compared_on_one_page(tmp_path):
+    for name, rate in (("slow", 1), ("fast", 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [{"step": i * 10, "wall_s": i / rate, "update": i, "return": float(i)} for i in range(1, 20)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "config.json").write_text(json.dumps({"env": "X", "gamma": 0.9, "num_envs": rate, "out": str(folder)}))
+    page = write_comparison([tmp_path / "slow", tmp_path / "fast"], tmp_path / "both.html").read_text()
+    assert page.count("<svg") == 2 and page.count("<polyline") == 4  # over steps and over time, a line per run
+    assert page.count(">fast</text>") == 2 and "training time (s)" in page
+    assert "num_envs" in page and "gamma" not in page and "http" not in page
+    with pytest.raises(BadArgument, match="there is no run in"):
+        write_comparison([tmp_path / "slow", tmp_path / "gone"], tmp_path / "both.html")
 
 
 def test_a_video_file_needs_frames(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 
 import gymnasium as gym
@@ -11,6 +13,7 @@ import torch
 
 from envfleet.errors import BadArgument, FaultError
 from envfleet.train import CheckpointError, DeviceMissing, PPOTrainer, RunExists, TrainingStopped, load_agent
+from envfleet.train.terminal import Lines
 from tests.support.training import Counting, Fragile, Masked, MaskedByInfo, Poisoned, Restless, config, trained, weights
 
 KINDS = {
@@ -184,10 +187,50 @@ def test_faults_raise_or_are_restarted_and_left_out():
     with PPOTrainer(config(env=Fragile, on_fault="restart", total_steps=256)) as trainer:
         result = trainer.train()
         assert trainer.fleet.faults
-        assert result.num_steps <= 256 - len(trainer.fleet.faults)  # a faulty row is no step
+        assert result.num_steps >= 256 and result.num_faults == len(trainer.fleet.faults)
         ledger = trainer.collector.ledger
         assert ledger.in_flight == 4 - len(trainer.fleet.quarantined)
         assert ledger.failed.total() == len(trainer.fleet.faults)
+
+
+class Broken(Fragile):
+    """Never ends an episode before its 13th step, in which it raises."""
+
+    def reset(self, **options):
+        out = super().reset(**options)
+        self.limit = 100
+        return out
+
+
+class Sound(Fragile):
+    """Ends every episode in its fifth step."""
+
+    def reset(self, **options):
+        out = super().reset(**options)
+        self.limit = 5
+        return out
+
+
+def test_a_run_goes_on_without_its_quarantined_slots_and_is_resumed(tmp_path):
+    """The steps of a slot that is given up are made by the others, and a checkpoint can be written without it."""
+    wanted = config(env=[Broken, Sound], total_steps=512, num_steps=32, out=str(tmp_path), tensorboard=False)
+    seen = Lines(io.StringIO())
+    with PPOTrainer(wanted, view=seen) as trainer:
+        result = trainer.train()
+        assert result.quarantined == [0, 2] and result.num_steps >= 512 and result.num_faults >= 6
+    told = seen._out.getvalue()
+    assert (
+        "quarantined after repeated faults, slots: 0, 2. The run goes on with 2 of 4" in told and "slot 0 failed in step" in told
+    )
+    with PPOTrainer(dataclasses.replace(wanted, resume=True, total_steps=700)) as again:
+        assert again.train().num_steps >= 700
+
+
+def test_an_evaluation_whose_environment_fails_does_not_end_the_run():
+    seen = Lines(io.StringIO())
+    with PPOTrainer(config(env=[Sound, Broken], total_steps=128, eval_every=1, eval_episodes=1), view=seen) as trainer:
+        assert trainer.train().num_steps >= 128
+    assert "this evaluation is left out, because its environment failed: slot 0 failed in step" in seen._out.getvalue()
 
 
 def test_one_update_tells_what_happened():

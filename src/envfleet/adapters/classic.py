@@ -148,7 +148,9 @@ def _split_arguments(env: Any, given: dict[str, Any]) -> tuple[Any, dict[str, An
         raise BadArgument(f"{both} are arguments of the fleet and of {env_name(env)}: put the environment's into env_kwargs")
     arguments |= {name: given[name] for name in named}
     if takes is not None:
-        refuse_unknown(env_name(env), arguments.keys() - set(takes), [*takes, *sorted(FleetOptions.__optional_keys__)])
+        refuse_unknown(
+            env_name(env), arguments.keys() - set(takes), [*takes, "num_envs", "n_envs", *sorted(FleetOptions.__optional_keys__)]
+        )
     return (resolve(env, arguments) if arguments else env), own
 
 

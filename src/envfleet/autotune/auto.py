@@ -15,7 +15,7 @@ from envfleet.autotune.trust import may_run_here, trust_of
 from envfleet.errors import NotPicklable
 from envfleet.slots.factories import Recipe
 from envfleet.util.machine import Load, current_load, usable_cpus
-from envfleet.util.text import duration
+from envfleet.util.text import duration, first_line
 
 __all__ = ["Choice", "Probe", "cache_path", "choose", "decide", "measure_env"]
 
@@ -145,7 +145,7 @@ def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fau
         return Choice("serial", None, True, f"it cannot be sent to workers ({str(why).split(':')[0]}): {unsafe}")
     except ProbeFailed as why:
         workers = min(num_workers or usable_cpus(), recipe.num_slots)
-        return Choice("shm", workers, True, f"isolated, because the probe failed: {why}")
+        return Choice("shm", workers, True, f"isolated, because the probe failed: {first_line(why)}")
     if on_fault == "restart" and isolate is None:
         isolate = True  # with restarts, an env that fails must not block the trainer
     quiet = choose(probe, recipe.num_slots, usable_cpus(), isolate, num_workers, here)

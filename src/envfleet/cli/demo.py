@@ -70,7 +70,7 @@ def compare(args: argparse.Namespace) -> int:
 def run_demo(out: str | None = None, total_steps: int = 100_000) -> bool:
     """Run all parts and write the page; whether all is as it should be."""
     from envfleet.cli import demo_parts
-    from envfleet.cli.demo_page import write_page
+    from envfleet.cli.demo_page import write_demo
     from envfleet.util.machine import usable_cpus
 
     began = time.perf_counter()
@@ -87,7 +87,7 @@ def run_demo(out: str | None = None, total_steps: int = 100_000) -> bool:
         print(f"\n{i}/{len(shows)}  {title}", flush=True)
         parts.append(show())
         print(f"  {'✓' if parts[-1].ok else '✗'} {parts[-1].verdict}", flush=True)
-    page = write_page(folder, parts, f"{usable_cpus()} CPUs, Python {platform.python_version()}")
+    page = write_demo(folder, parts, f"{usable_cpus()} CPUs, Python {platform.python_version()}")
     print(f"\n{time.perf_counter() - began:.0f} s in all. Pictures: {page}")
     return all(part.ok for part in parts)
 

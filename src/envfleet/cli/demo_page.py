@@ -8,36 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envfleet.cli.demo_parts import Part
-from envfleet.train.report import STYLE, curve
-from envfleet.util.files import write_durably
+from envfleet.train.chart import line_chart
+from envfleet.train.html_report import write_page
 
 _OURS, _OTHERS = "#2563eb", "#94a3b8"
 _COLOURS = {"ok": "#bbf7d0", "fault": "#dc2626"}
-_MORE = "li{margin:.2em 0}.ok{color:#15803d}.no{color:#b91c1c}"
+_MARKS = {True: '<span style="color:#15803d">✓</span>', False: '<span style="color:#b91c1c">✗</span>'}
 
 
-def write_page(folder: Path, parts: Sequence[Part], machine: str) -> Path:
+def write_demo(folder: Path, parts: Sequence[Part], machine: str) -> Path:
     """Write the page of these parts into the folder."""
     sections = "".join(_section(part, folder) for part in parts)
-    head = f'<meta charset="utf-8"><title>envfleet demo</title><style>{STYLE}{_MORE}</style>'
-    body = f"<h1>envfleet demo</h1><p>All of this was run just now on {html.escape(machine)}.</p>{sections}"
-    path = folder / "demo.html"
-    write_durably(path, f'<!doctype html><html lang="en">{head}<body>{body}</body></html>'.encode())
-    return path
+    intro = f"<p>All of this was run on {html.escape(machine)}, when this page was written.</p>"
+    return write_page(folder / "demo.html", "envfleet demo", [intro, sections])
 
 
 def _section(part: Part, folder: Path) -> str:
-    mark = '<span class="ok">✓</span>' if part.ok else '<span class="no">✗</span>'
     pictures = _table(part.rows) if part.rows else ""
     pictures += bars(part.bars, part.unit) if part.bars else ""
     pictures += timeline(part.timeline) if part.timeline else ""
     if part.metrics:
-        pictures += curve(part.metrics, "return", "Return of training episodes (mean of the last 100)", 640, 280)
+        points = [(float(row["step"]), float(row["return"])) for row in part.metrics if isinstance(row.get("return"), float)]
+        title = "Return of training episodes (mean of the last 100)"
+        pictures += line_chart({"return": points}, title, "environment steps", "return", 640, 300)
     link = ""
     if part.link is not None:
         target = html.escape(os.path.relpath(part.link, folder))
         link = f'<p>All curves, settings and timings of the run: <a href="{target}">{target}</a></p>'
-    return f"<h2>{html.escape(part.title)}</h2><p>{mark} {html.escape(part.verdict)}</p>{pictures}{link}"
+    return f"<h2>{html.escape(part.title)}</h2><p>{_MARKS[part.ok]} {html.escape(part.verdict)}</p>{pictures}{link}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -163,11 +164,12 @@ def training(folder: Path, total_steps: int = 100_000) -> Part:
     """PPO on CartPole with eight environments, then 100 episodes of evaluation in one."""
     from envfleet.train import PPOConfig, PPOTrainer
     from envfleet.train.loggers import read_rows
-    from envfleet.train.terminal import Lines
+    from envfleet.train.terminal import Lines, choose_view
 
     out = folder / "run"
     config = PPOConfig(env=ENV, num_envs=8, total_steps=total_steps, seed=1, backend="serial", out=str(out), tensorboard=False)
-    with PPOTrainer(config, view=Lines(every_s=2.0)) as trainer:
+    view = choose_view() if sys.stdout.isatty() else Lines(every_s=2.0)
+    with PPOTrainer(config, view=view) as trainer:
         result = trainer.train()
         mean_return = trainer.evaluate(100).mean_return
     solved = mean_return >= SOLVED

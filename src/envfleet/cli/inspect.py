@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read episode by episode, print, draw."""
+    from envfleet.cli.plot import can_draw
     from envfleet.rollout.datasets.open_dataset import iter_rollouts
     from envfleet.rollout.datasets.parquet import read_run
     from envfleet.rollout.stats import StatsBuilder
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
             returns.append(rollout.episode_return)
             lengths.append(len(rollout))
     stats = builder.stats()
-    plot = None if args.no_plot or not returns else args.plot or args.directory / "_returns.png"
+    wanted = not args.no_plot and returns and can_draw()
+    plot = args.plot or args.directory / "_returns.png" if wanted else None
     if plot is not None:
         _draw(plot, str(args.directory), returns, lengths)
     about = read_run(args.directory)
@@ -80,9 +82,11 @@ def _draw(path: Path, title: str, returns: list[float], lengths: list[int]) -> N
     def course(axes: Any) -> None:
         width = max(1, len(returns) // 20)
         mean = np.convolve(returns, np.ones(width) / width, mode="valid")
-        axes.plot(returns, ".", markersize=2, alpha=0.5)
-        axes.plot(np.arange(len(mean)) + width - 1, mean)
+        axes.plot(returns, ".", markersize=2, alpha=0.5, label="episodes")
+        axes.plot(np.arange(len(mean)) + width - 1, mean, label=f"mean of {width}")
         axes.set(xlabel="episode", ylabel="return")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(fontsize=7)
 
     def spread(axes: Any) -> None:
         axes.hist(returns, bins=40)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import os
 import signal
@@ -28,7 +29,9 @@ from envfleet.util.files import NO_ROOM
 from envfleet.util.text import Hint, first_line
 
 #: name -> module
-COMMANDS = {name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "tune")}
+COMMANDS = {
+    name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "report", "tune")
+}
 #: Old names -> the command they stand for now, with its options.
 ALIASES = {"sweep": ("tune", "--workers", "1,2,4,8", "--backends", "serial,thread,shm")}
 
@@ -90,6 +93,10 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         place = error.filename or "a file"
         return EXIT_NOT_WRITTEN, f"{place} cannot be written ({error.strerror}): make room, then try again"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return EXIT_ERROR, "too many open files: use fewer workers or environments, or raise the limit (`ulimit -n 65536`)"
+    if isinstance(error, OSError) and error.filename:
+        return EXIT_ERROR, f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
         return EXIT_ERROR, str(MissingExtra(error.name or "", extra=extra))
     return None
@@ -128,7 +135,9 @@ def _run(words: list[str]) -> int:
         if command == name:
             module.add_arguments(own)
             run = module.run
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise BadArgument(_unrecognised(unknown, own if run else parser))
     if run is None:
         parser.print_help()
         return 0
@@ -143,6 +152,12 @@ def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], 1)
     hint = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
     return f"there is no command {name!r}; {hint}"
+
+
+def _unrecognised(unknown: list[str], parser: argparse.ArgumentParser) -> str:
+    close = difflib.get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, 1)
+    hint = f"; did you mean {close[0]}?" if close and unknown[0].startswith("-") else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{hint} (`{parser.prog} --help` lists the options)"
 
 
 def _say(line: str) -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, MissingExtra
+
+
+def can_draw() -> bool:
+    """Whether plots can be drawn; says what is missing if not."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        print(f"no plot: {MissingExtra('matplotlib', extra='cli')}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def draw(path: Path, title: str, panels: Sequence[Callable[[Any], None]], height: float = 3.6) -> None:

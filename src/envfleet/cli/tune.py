@@ -66,8 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, draw; 1 when no setting could be run."""
-    from envfleet.cli.plot import draw
+    from envfleet.cli.plot import can_draw, draw
     from envfleet.core.construct import make
+    from envfleet.envs.registry import resolve_env
     from envfleet.slots.factories import resolve
 
     def show(point: Point) -> None:
@@ -75,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
             found = f"{point.steps_per_s:>12,.0f} steps/s  start {point.start_s:5.2f} s"
             print(f"{point.num_slots:>6} slots  {point.name:<18} {point.problem or found}", flush=True)
 
-    env = resolve(args.env)
+    env = resolve(resolve_env(args.env))
+    with make(env, 1) as fleet:
+        fleet.reset(seed=0)  # an environment that cannot be made is one error here, not one for every setting
+    plot = not args.no_plot and not args.json and can_draw()
     counts = args.num_envs or ([max(8, *args.num_workers)] if args.num_workers else [8, 64])
     points = tune(env, counts, args.seconds, show, args.num_workers, args.backends)
     good = [point for point in points if not point.problem]
@@ -93,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"best: {best.name} with {best.steps_per_s:,.0f} steps/s on {best.num_slots} slots; auto takes {plans[best.num_slots]}"
         )
-    if not args.no_plot:
+    if plot:
         path = args.out or Path(f"tune-{args.env.replace('/', '-').replace(':', '-')}.png")
         draw(path, args.env, [functools.partial(_bars, good, best) for best in best_of(good)], height=4.2)
         print(f"plot: {path}")
@@ -111,7 +115,8 @@ def _bars(points: Sequence[Point], best: Point, axes: Any) -> None:
     colours = ["#2a7f62" if point is best else "#9db4c0" for point in shown]
     axes.barh([point.name for point in shown], [point.steps_per_s for point in shown], color=colours)
     axes.invert_yaxis()
-    axes.set(title=f"{best.num_slots} slots", xlabel="steps per second")
+    axes.set(title=f"{best.num_slots} slots", xlabel="steps per second (green: the fastest)", ylabel="backend × workers")
+    axes.xaxis.set_major_formatter(lambda rate, _: f"{rate / 1000:g}k" if rate >= 1000 else f"{rate:g}")
 
 
 def grid(num_slots: int, cpus: int, workers: Sequence[int] | None = None, backends: Sequence[str] | None = None) -> list[Setting]:

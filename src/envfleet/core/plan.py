@@ -28,4 +28,5 @@ class Plan:
         workers = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
         method = f" ({self.start_method})" if self.start_method else ""
         latest = f"; {self.notes[-1]}" if self.notes else ""
-        return f"{self.backend}{method}, {workers}, {self.num_envs} slots: {self.reason}{latest}"
+        slots = f"{self.num_envs} slot{'s' if self.num_envs != 1 else ''}"
+        return f"{self.backend}{method}, {workers}, {slots}: {self.reason}{latest}"

@@ -5,6 +5,7 @@ Each is a few lines of known arithmetic, so a test can say what every step must 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -193,6 +194,7 @@ def fail_now(how: str, phase: str) -> Any:
     if how == "exit":
         os._exit(7)
     if how == "segv":
+        faulthandler.disable()  # it is planned: no stack on the terminal
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

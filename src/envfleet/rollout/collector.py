@@ -23,6 +23,7 @@ from envfleet.rollout.segments.segment import Segment
 from envfleet.rollout.stats import Stats, StatsBuilder
 from envfleet.rollout.tickets import TicketOffice, numbers_for, task_source
 from envfleet.rollout.timing import Clock, Verdict
+from envfleet.tasks.task_source import TaskSource
 
 
 class Collector:
@@ -39,7 +40,7 @@ class Collector:
         seed: of the run: every episode's seed is spawned from it and its ticket.
         mode: "sync", "overlap" (two halves alternate) or "async" (the slots that are ready).
         at_least: async: wait until this many slots are ready (default: a quarter of them).
-        tasks: a callable ticket → task, or a sequence that is used in turn.
+        tasks: a callable ticket → task, a sequence that is used in turn, or a `TaskSource` (a curriculum), which gets the results too.
         max_steps: cut episodes off (truncated) after so many steps.
         max_retries: start an episode again, same seed, after a fault (needs a fleet with on_fault="restart").
         random_actions: ignore the policy.
@@ -49,6 +50,7 @@ class Collector:
         env_name: what rollouts are called (default: the id of the environment).
         timing: measure for `verdict()`.
         resumable: keep the actions of running episodes, for `segment_state()`.
+        first_ticket: the number of the first episode; seeds and tasks follow from numbers.
 
     Example:
         >>> import envfleet as ef
@@ -77,6 +79,7 @@ class Collector:
         env_name: str | None = None,
         timing: bool = True,
         resumable: bool = False,
+        first_ticket: int = 0,
     ) -> None:
         if policy is None and not random_actions:
             raise BadArgument("give a policy, or random_actions=True")
@@ -93,12 +96,13 @@ class Collector:
         self.max_ahead = max(64, 4 * fleet.num_envs) if max_ahead is None else max(max_ahead, fleet.num_envs)
         spec = getattr(fleet, "spec", None)
         self.env_name = str(getattr(spec, "id", "") or "env") if env_name is None else env_name
+        self.source = tasks if isinstance(tasks, TaskSource) else None  # it also takes the results
         self.tasks = task_source(tasks)
         self._clock = Clock(fleet, timing, mode)
         self.engine = Engine(fleet, None if random_actions else policy, mode, at_least, seed, warmup_steps, self._clock)
         self.stats_builder = StatsBuilder()
         self._seconds = 0.0
-        self._next_ticket = 0
+        self._next_ticket = first_ticket
         self._segments: SegmentRun | None = None
         self._streaming = False
 
@@ -140,7 +144,13 @@ class Collector:
         self._refuse_while_streaming()
         self._drop_segments()
         lost_before = self.ledger.lost
-        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self.tasks)
+        source = self.source
+        if source is not None:
+            first = self._next_ticket if isinstance(numbers, itertools.count) or not len(numbers) else int(numbers[0])
+            source.in_order(first, 2 * self.fleet.num_envs)
+            source.drop(set(range(first, numbers[-1])) - set(numbers) if isinstance(numbers, list) else ())
+        ready = None if source is None else source.ready
+        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self.tasks, ready)
         steps = 0
         began = time.perf_counter()
         self._clock.start()

@@ -17,7 +17,7 @@ import numpy as np
 from envfleet.errors import BadArgument
 from envfleet.util.seeding import episode_seed
 
-TaskSource = Callable[[int], Any]
+DealsTasks = Callable[[int], Any]
 
 
 @dataclass
@@ -41,27 +41,35 @@ class TicketOffice:
     """
 
     def __init__(
-        self, numbers: Sequence[int] | itertools.count[int], num_slots: int, seed: int, tasks: TaskSource | None = None
+        self,
+        numbers: Sequence[int] | itertools.count[int],
+        num_slots: int,
+        seed: int,
+        tasks: DealsTasks | None = None,
+        ready: Callable[[int], bool] | None = None,
     ) -> None:
         self._numbers = numbers
         self._first = next(iter(numbers)) if isinstance(numbers, itertools.count) else 0
         self.total = None if isinstance(numbers, itertools.count) else len(numbers)
         self._num_slots = num_slots
-        self._seed, self._tasks = seed, tasks
+        self._seed, self._tasks, self._ready = seed, tasks, ready
         self._next = np.arange(num_slots)  # [slot] next position of each
         self._dead: list[tuple[int, int]] = []  # heap of (position, slot): streams of slots that are gone
         self._returned: list[Ticket] = []
 
     def take(self, slot: int) -> Ticket | None:
-        """The next ticket for a slot: its own, or one that a lost slot left behind if that comes first."""
+        """The next ticket for a slot: its own, or one that a lost slot left behind if that comes first.
+
+        None: there is none, or its task cannot be chosen yet.
+        """
         own = int(self._next[slot])
         if self._returned and self._returned[0].position < own:
             return self._returned.pop(0)
-        if self._dead and self._dead[0][0] < own and not self._over(self._dead[0][0]):
+        if self._dead and self._dead[0][0] < own and self._open(self._dead[0][0]):
             position, dead = self._dead[0]
             heapq.heapreplace(self._dead, (position + self._num_slots, dead))
             return self._ticket(position)
-        if not self._over(own):
+        if self._open(own):
             self._next[slot] += self._num_slots
             return self._ticket(own)
         return self._returned.pop(0) if self._returned else None
@@ -75,14 +83,16 @@ class TicketOffice:
         self._returned.append(ticket)
         self._returned.sort(key=lambda returned: returned.position)
 
-    def _over(self, position: int) -> bool:
-        return self.total is not None and position >= self.total
+    def _open(self, position: int) -> bool:
+        if self.total is not None and position >= self.total:
+            return False
+        return self._ready is None or self._ready(self._number(position))
+
+    def _number(self, position: int) -> int:
+        return self._first + position if isinstance(self._numbers, itertools.count) else int(self._numbers[position])
 
     def _ticket(self, position: int) -> Ticket:
-        if isinstance(self._numbers, itertools.count):
-            number = self._first + position
-        else:
-            number = int(self._numbers[position])
+        number = self._number(position)
         task = None if self._tasks is None else self._tasks(number)
         # Not spawned by slot: the same episodes whatever the number of slots.
         return Ticket(number, position, episode_seed(self._seed, "collect", 0, number), task)
@@ -100,7 +110,7 @@ def numbers_for(first: int, count: int | None, skip: Collection[int]) -> Sequenc
     return [number for number in range(first, first + count) if number not in done]
 
 
-def task_source(tasks: Any) -> TaskSource | None:
+def task_source(tasks: Any) -> DealsTasks | None:
     """A callable number → task is itself; a sequence is dealt out in turn."""
     if tasks is None:
         return None

@@ -1,8 +1,13 @@
 """`TaskSource`: deals the tasks of a curriculum to the episodes of a run, the same ones however fast each slot is.
 
 An episode's task is chosen when the episode is assigned, one ahead of the running one. What a curriculum knows by then must not depend on
-which results have arrived by chance. So results wait in an inbox, and `advance` gives them to the curriculum at moments that are the same in
-every run: a trainer calls it between two segments, a collector of episodes whenever all tickets below `t - 2N` are in. Every ticket has random numbers of its own.
+which results have arrived by chance. So results wait in an inbox, and the curriculum sees them at moments that are the same in every run:
+
+* between two segments, where a trainer calls `advance`;
+* with `lag` (episodes in the order of tickets), when ticket t is assigned: it sees exactly the results of tickets below t - lag. Tickets are assigned in
+  order, and a ticket for which a result is still missing has to wait (`ready`).
+
+Every ticket has random numbers of its own.
 """
 
 from __future__ import annotations
@@ -38,14 +43,37 @@ class TaskSource:
         self._trains: dict[int, bool] = {}
         self._inbox: dict[int, TaskResult] = {}
         self.num_results = 0
+        self.lag: int | None = None
+        self._next = 0  # with a lag: the ticket that is assigned next
+        self._low = 0  # with a lag: the results of all tickets below are in
+        self._in: set[int] = set()  # those above whose results are in
+
+    def in_order(self, first: int, lag: int) -> None:
+        """Assign in the order of tickets from `first` on, each `lag` behind in what the curriculum knows."""
+        self.lag = lag
+        if first > self._next:
+            self._next = self._low = first
+
+    def ready(self, ticket: int) -> bool:
+        """Whether the ticket can be assigned: all results it must know are in."""
+        return self.lag is None or self._low >= ticket - self.lag
 
     def task(self, ticket: int) -> Any:
         """The task of a ticket: chosen when it is first asked for, and the same ever after."""
+        if self.lag is None:
+            self._assign(ticket)
+        else:
+            while self._next <= ticket:
+                self.advance(below=self._next - self.lag)
+                self._assign(self._next)
+                self._next += 1
+        return self._dealt[ticket]
+
+    def _assign(self, ticket: int) -> None:
         if ticket not in self._dealt:
             (chosen,) = self.curriculum.assign([ticket], stream(self.seed, "curriculum", ticket))
             self._dealt[ticket] = chosen
             self._trains[ticket] = self.curriculum.trains_on(chosen)
-        return self._dealt[ticket]
 
     __call__ = task
 
@@ -56,6 +84,14 @@ class TaskSource:
     def add(self, result: TaskResult) -> None:
         """Take a result; the curriculum sees it at the next `advance`."""
         self._inbox[result.ticket] = result
+        self._note(result.ticket)
+
+    def _note(self, ticket: int) -> None:
+        if self.lag is not None and ticket >= self._low:
+            self._in.add(ticket)
+            while self._low in self._in:
+                self._in.remove(self._low)
+                self._low += 1
 
     def advance(self, below: int | None = None) -> int:
         """Give the curriculum the results of tickets below a number (default: all), in the order of tickets; how many there were."""
@@ -73,6 +109,7 @@ class TaskSource:
         for ticket in tickets:
             self._dealt.pop(ticket, None)
             self._trains.pop(ticket, None)
+            self._note(ticket)
 
     def probabilities(self) -> dict[str, float]:
         """Of the curriculum."""
@@ -85,6 +122,9 @@ class TaskSource:
             "dealt": [[ticket, task, self._trains[ticket]] for ticket, task in self._dealt.items()],
             "inbox": [[r.ticket, r.task, r.episode_return, r.length, r.success, r.value_error] for r in self._inbox.values()],
             "num_results": self.num_results,
+            "next": self._next,
+            "low": self._low,
+            "in": sorted(self._in),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -94,3 +134,5 @@ class TaskSource:
         self._trains = {int(ticket): bool(trains) for ticket, _, trains in state["dealt"]}
         self._inbox = {int(row[0]): TaskResult(int(row[0]), *row[1:]) for row in state["inbox"]}
         self.num_results = int(state["num_results"])
+        self._next, self._low = int(state["next"]), int(state["low"])
+        self._in = {int(ticket) for ticket in state["in"]}

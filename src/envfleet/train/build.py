@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from envfleet.adapters.meta_envs import family
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.envs.registry import resolve_env
@@ -27,10 +29,27 @@ def env_list(env: Any) -> list[Any]:
     return [resolve_env(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
 
 
+def factory_of(env: Any, config: PPOConfig, more: Mapping[str, Any] | None = None) -> Any:
+    """What builds an environment of a run; with `env_type="meta"` it has inner episodes. `more` are keyword arguments beside the config's."""
+    kwargs = {**config.env_kwargs, **(more or {})}
+    if config.env_type == "meta":
+        return family(env, config.episodes_per_task, config.oracle, kwargs)
+    return resolve(env, kwargs)
+
+
 def one_env(env: Any, config: PPOConfig, render: bool = False, with_state: bool = False) -> Fleet:
-    """Return a fleet of one environment in this process, which waits at the end of an episode."""
-    factory = resolve(env, config.env_kwargs | ({"render_mode": "rgb_array"} if render else {}))
-    return make(factory, 1, backend="serial", columns=config.columns or None, on_end="wait", with_state=with_state)
+    """Return a fleet of one environment, which waits at the end of an episode. Where it runs is chosen as for training."""
+    factory = factory_of(env, config, {"render_mode": "rgb_array"} if render else {})
+    return make(
+        factory,
+        1,
+        columns=config.columns or None,
+        on_end="wait",
+        with_state=with_state,
+        init_timeout_s=config.init_timeout_s,
+        reset_timeout_s=config.reset_timeout_s,
+        step_timeout_s=config.step_timeout_s,
+    )
 
 
 def choose_device(name: str) -> torch.device:

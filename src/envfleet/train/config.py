@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import numbers
+import operator
+import types
 import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -71,15 +76,32 @@ class PPOConfig:
         "restart",
         "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is quarantined), or raise and stop",
     )
+    init_timeout_s: float = _where(120.0, "seconds that making an environment may take")
+    reset_timeout_s: float = _where(60.0, "seconds that a reset may take")
+    step_timeout_s: float = _where(60.0, "seconds that a step may take; one that takes longer is a fault")
+    env_type: Literal["plain", "meta"] = _env("plain", "plain, or meta: a family of tasks, a task for every episode")
+    episodes_per_task: int = _env(1, "meta: inner episodes of a task, which together are one episode of the run")
+    oracle: bool = _env(False, "meta: the observation tells the task")
+    num_train_tasks: int | None = _env(None, "meta: training tasks, drawn once; default: any task of the family")
+    num_eval_tasks: int = _env(0, "meta: tasks that only evaluation uses")
     columns: dict[str, Any] = _where(
         {}, "in Python: declared info columns, name -> space (`action_mask` masks actions)", cli=False
     )
     # -- how long --------------------------------------------------------------------------------------------------
     total_steps: int = _run(100_000, "environment steps to train for, over all environments together")
-    num_episodes: int | None = _run(None, "stop after this many episodes instead; total_steps then only drives the schedules")
+    num_episodes: int | None = _run(
+        None, "stop after this many episodes instead of total_steps, which then only sets the pace of the schedules"
+    )
     seed: int = _train(1, "seed of the run: networks, exploration, minibatches and every episode")
     # -- PPO -------------------------------------------------------------------------------------------------------
     num_steps: int = _train(128, "steps of each environment per update")
+    num_rollouts_per_iter: int | None = _train(None, "meta: episodes per update, for families of fixed length; sets num_steps")
+    curriculum: Literal["uniform", "levels", "learning_progress", "sfl", "plr", "robust_plr", "alp_gmm"] = _train(
+        "uniform", "meta: which task comes next: uniform, levels, learning_progress, sfl, plr, robust_plr or alp_gmm"
+    )
+    success_return: float | None = _train(
+        None, "meta: an episode with this return is a success for the curriculum; default: above 0"
+    )
     num_epochs: int = _train(4, "passes over the collected steps per update")
     num_minibatches: int = _train(4, "minibatches per pass")
     learning_rate: float = _train(2.5e-4, "step size of Adam at the beginning")
@@ -102,6 +124,7 @@ class PPOConfig:
     arch: Literal["markov", "memory", "memory_markov"] = _train(
         "markov", "markov, memory (recurrent actor and critic) or memory_markov (recurrent critic only)"
     )
+    previous_step: bool = _train(False, "the network is told its previous action and reward (RL2)")
     rnn: Literal["gru", "lstm"] = _train("gru", "recurrent layer of a network with memory")
     state_size: int = _train(64, "units of the recurrent layer")
     sequence_length: int | None = _train(
@@ -154,19 +177,9 @@ class PPOConfig:
             self._check()
 
     def _check(self) -> None:
-        object.__setattr__(self, "hidden", tuple(int(units) for units in self.hidden))
+        for name in FIELDS:
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
         object.__setattr__(self, "policies", read_policies(self.policies))
-        for name, hint in TYPES.items():
-            if typing.get_origin(hint) is Literal and getattr(self, name) not in typing.get_args(hint):
-                raise BadArgument(f"{name}={getattr(self, name)!r}: it is one of {', '.join(typing.get_args(hint))}")
-        counts = ("num_envs", "total_steps", "num_steps", "num_epochs", "num_minibatches", "num_threads")
-        for name in (*counts, "self_play_pool", "self_play_every"):
-            if getattr(self, name) < 1:
-                raise BadArgument(f"{name}={getattr(self, name)}: at least 1 is needed")
-        if not 0.0 <= self.self_play_past <= 1.0:
-            raise BadArgument(f"self_play_past={self.self_play_past}: a probability from 0 to 1 is needed")
-        if not self.hidden or min(self.hidden) < 1:
-            raise BadArgument(f"hidden={self.hidden}: at least one hidden layer is needed, and one unit in each")
         steps = self.steps_per_update
         if self.num_minibatches > steps:
             raise BadArgument(f"num_minibatches={self.num_minibatches} is more than the {steps} steps of an update")
@@ -193,8 +206,8 @@ class PPOConfig:
         names = [spec.name for spec in dataclasses.fields(NetworkConfig)]
         return NetworkConfig(**{name: getattr(self, name) for name in names})
 
-    def coefficients(self, update: int) -> Coefficients:
-        """Return what the schedules say for update number `update` (from 0)."""
+    def coefficients(self, update: float) -> Coefficients:
+        """Return what the schedules say for update number `update` (from 0). Rows that a fault took count as not yet done."""
         left = max(1.0 - update / self.num_updates, 0.0)
         last = self.entropy if self.entropy_final is None else self.entropy_final
         return Coefficients(
@@ -236,12 +249,92 @@ ALIASES = {
     "vf_coef": "value_coef",
     "lam": "gae_lambda",
     "checkpoint_dir": "out",
+    "max_rollouts_per_task": "episodes_per_task",
+    "n_env_steps_total": "total_steps",
     "hidden_size": "state_size",
     "agent_arch": "arch",
 }
 SECTIONS = ("env", "train")
 TYPES = typing.get_type_hints(PPOConfig)
 FIELDS: dict[str, dataclasses.Field[Any]] = {spec.name: spec for spec in dataclasses.fields(PPOConfig)}
+
+
+_COUNT = ("at least 1 is needed", lambda value: value >= 1)
+_FROM_0 = ("0 or more is needed", lambda value: 0 <= value < math.inf)
+_ABOVE_0 = ("a number above 0 is needed", lambda value: value > 0)
+_TO_1 = ("a number from 0 to 1 is needed", lambda value: 0 <= value <= 1)
+_FINITE = ("a finite number is needed", math.isfinite)
+_LAYERS = ("at least one hidden layer is needed, and one unit in each", lambda value: value and min(value) >= 1)
+#: What a number must be, beside its type: the words, and the test. Every number among the settings is here.
+RANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("num_envs", "num_workers", "total_steps", "num_episodes", "num_steps", "num_epochs"), _COUNT),
+    **dict.fromkeys(("num_minibatches", "num_threads", "state_size", "sequence_length", "eval_episodes"), _COUNT),
+    **dict.fromkeys(("self_play_pool", "self_play_every", "keep_checkpoints"), _COUNT),
+    **dict.fromkeys(("episodes_per_task", "num_train_tasks", "num_rollouts_per_iter"), _COUNT),
+    "num_eval_tasks": _FROM_0,
+    "success_return": _FINITE,
+    **dict.fromkeys(("seed", "checkpoint_every", "eval_every", "video_every"), _FROM_0),
+    **dict.fromkeys(("learning_rate", "adam_eps", "entropy", "entropy_final", "value_coef"), _FROM_0),
+    **dict.fromkeys(("init_timeout_s", "reset_timeout_s", "step_timeout_s"), _ABOVE_0),
+    **dict.fromkeys(("clip", "value_clip", "max_grad_norm", "target_kl"), _ABOVE_0),
+    **dict.fromkeys(("gamma", "gae_lambda", "self_play_past"), _TO_1),
+    "log_std_init": _FINITE,
+    "hidden": _LAYERS,
+}
+#: The types of settings: what may be given, what is kept of it, and the words for what is needed.
+KINDS: dict[Any, tuple[Any, Callable[[Any], Any], str]] = {
+    bool: (bool, bool, "true or false"),
+    int: (numbers.Integral, int, "a whole number"),
+    float: (numbers.Real, float, "a number"),
+    str: (str, str, "a text"),
+    tuple: ((list, tuple), lambda units: tuple(operator.index(each) for each in units), "a list of whole numbers like 64,64"),
+    dict: (Mapping, dict, "a list of pairs like name=value,other=2"),
+}
+
+
+def kinds_of(name: str) -> tuple[list[Any], bool]:
+    """Return the types a setting may have, and whether it may be empty."""
+    hint = TYPES[name]
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    kinds = [typing.get_origin(part) or part for part in parts if part is not type(None)]
+    return [str if kind in (Any, Literal) else kind for kind in kinds], type(None) in parts
+
+
+def checked(name: str, value: Any, shown: str = "") -> Any:
+    """Return a value of a setting as the config keeps it; refuse a wrong type or range. `shown` is how the user wrote it.
+
+    Example:
+        >>> checked("num_envs", 8), checked("hidden", [32])
+        (8, (32,))
+        >>> checked("gamma", 1.5, "--gamma 1.5")
+        Traceback (most recent call last):
+        ...
+        envfleet.errors.BadArgument: --gamma 1.5: a number from 0 to 1 is needed
+    """
+    (kinds, optional), hint = kinds_of(name), TYPES[name]
+    if (value is None and optional) or hint is Any:
+        return value
+    shown = shown or f"{name}={value!r}"
+    choices = [
+        choice
+        for part in (hint, *typing.get_args(hint))
+        if typing.get_origin(part) is Literal
+        for choice in typing.get_args(part)
+    ]
+    if choices and value not in choices:
+        raise BadArgument(f"{shown}: it is one of {', '.join(choices)}")
+    for kind in kinds:
+        allowed, keep, _ = KINDS[kind]
+        if isinstance(value, allowed) and isinstance(value, bool) == (kind is bool):
+            try:
+                value = keep(value)
+            except TypeError:
+                continue
+            needed, fits = RANGES.get(name, ("", lambda value: True))
+            if not fits(value):
+                raise BadArgument(f"{shown}: {needed}")
+            return value
+    raise BadArgument(f"{shown}: {' or '.join(KINDS[kind][2] for kind in kinds)} is needed")
 
 
 def field_name(name: str) -> str:

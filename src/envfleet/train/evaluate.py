@@ -29,6 +29,7 @@ Opponent = Callable[[Any, Any, np.random.Generator], Any]
 Played = tuple[NDArray[np.float64], int, NDArray[np.bool_]]
 """One episode: the agents' returns [A], its length, and which agents the policies played [A]"""
 
+INNER_RETURNS = "inner_returns"  # the column of environments with inner episodes
 SLOT = np.zeros(1, np.int64)  # the only slot of a fleet of one
 
 
@@ -49,6 +50,12 @@ class Evaluation:
     num_episodes: int
     returns: list[float]
     lengths: list[int]
+    inner_returns: list[list[float]] = field(default_factory=list)  # per episode, those of its inner episodes, if it has some
+
+    @property
+    def mean_inner_returns(self) -> list[float]:
+        """Mean return of the first inner episode, of the second …: how an agent adapts to a task."""
+        return [float(value) for value in np.mean(self.inner_returns, axis=0)] if self.inner_returns else []
 
     @classmethod
     def of(cls, returns: list[float], lengths: list[int], **more: Any) -> Evaluation:
@@ -105,8 +112,11 @@ class Evaluator:
     Episode i has the same seed in every evaluation. An environment with one agent is the case of a team of one.
     """
 
-    def __init__(self, envs: Sequence[Any], config: PPOConfig, seed: int | None = None, render: bool = False) -> None:
+    def __init__(
+        self, envs: Sequence[Any], config: PPOConfig, seed: int | None = None, render: bool = False, tasks: Sequence[Any] = ()
+    ) -> None:
         self.config, self.seed = config, config.seed if seed is None else seed
+        self.tasks = list(tasks)  # dealt to the episodes in turn; without them the environment draws its own
         self._fleets = [one_env(env, config, render, config.centralised_critic) for env in envs]
         self.agents = tuple(self._fleets[0].agents)
         self._groups = self._fleets[0].groups
@@ -127,6 +137,7 @@ class Evaluator:
         changes with every episode. A dict agent → opponent fixes which agents are played by opponents.
         """
         played: list[Played] = []
+        self._inner: list[list[float]] = []
         for fleet in self._fleets:
             policy = self._fork(policies, deterministic)
             for episode in range(episodes):
@@ -143,7 +154,8 @@ class Evaluator:
     def _play(
         self, fleet: Fleet, policy: Policy | TeamPolicy, episode: int, against: dict[str, Opponent], frames: list[Any] | None
     ) -> Played:
-        batch = fleet.reset(seed=[episode_seed(self.seed, "eval", 0, episode)])
+        tasks = [self.tasks[episode % len(self.tasks)]] if self.tasks else None
+        batch = fleet.reset(seed=[episode_seed(self.seed, "eval", 0, episode)], tasks=tasks)
         rng = stream(self.seed, "eval-opponents", episode) if against else None
         ours = np.array([agent not in against for agent in self.agents] or [True])
         acted = np.zeros((1, len(ours)), np.int64)
@@ -171,6 +183,8 @@ class Evaluator:
                 acted[batch.terminated | batch.truncated] = 0
             step += 1
             if batch.ended[0]:
+                if INNER_RETURNS in fleet.layout.columns:
+                    self._inner.append(getattr(batch, INNER_RETURNS)[0].tolist())
                 returns = np.array(batch.ep_return[0], dtype=np.float64, ndmin=1)
                 return returns, int(batch.length[0]), ours
 
@@ -212,7 +226,7 @@ class Evaluator:
         returns, lengths, ours = (np.array(each) for each in zip(*played))  # [episodes, A], [episodes], [episodes, A]
         mine = np.where(ours, returns, 0.0).sum(axis=1) / np.maximum(ours.sum(axis=1), 1)
         if not self.agents:
-            return Evaluation.of(mine.tolist(), lengths.tolist())
+            return Evaluation.of(mine.tolist(), lengths.tolist(), inner_returns=self._inner)
         theirs = np.where(ours, 0.0, returns).sum(axis=1) / np.maximum((~ours).sum(axis=1), 1)
         ahead = np.sign(mine - theirs)[ours.any(axis=1) & ~ours.all(axis=1)].tolist()
         by_agent = {agent: returns[:, i].tolist() for i, agent in enumerate(self.agents)}

@@ -11,9 +11,10 @@ import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
-from envfleet.errors import DamagedWarning
+from envfleet.errors import BadArgument, DamagedWarning
 from envfleet.util.extras import from_extra
 from envfleet.util.files import AppendFile, keep_aside, write_durably
+from envfleet.util.text import first_line
 
 Row = dict[str, float]
 #: Every line of metrics.jsonl ends with the CRC-32 of the row without it.
@@ -158,14 +159,18 @@ class WandbLogger(Logger):
     def __init__(self, folder: str | Path | None, config: dict[str, Any], project: str, mode: Any, run_id: str | None) -> None:
         with from_extra("wandb"):
             import wandb
-        self._run: Any = wandb.init(
-            project=project,
-            config=config,
-            dir=str(folder) if folder else None,
-            mode=mode,
-            id=run_id,
-            resume="allow" if run_id else None,
-        )
+        try:
+            self._run: Any = wandb.init(
+                project=project,
+                config=config,
+                dir=str(folder) if folder else None,
+                mode=mode,
+                id=run_id,
+                resume="allow" if run_id else None,
+            )
+        except wandb.errors.Error as error:
+            remedy = "log in (`wandb login`), or use --wandb-mode offline"
+            raise BadArgument(f"--wandb: Weights & Biases cannot be used here ({first_line(error)}): {remedy}") from error
         self.run_id: str = self._run.id
 
     def log(self, row: Row, step: int) -> None:

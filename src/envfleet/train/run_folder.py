@@ -15,9 +15,9 @@ import numpy as np
 from envfleet.errors import BadArgument, CheckpointError, RunExists, WriteFailed
 from envfleet.rollout.segments.segment import Segment
 from envfleet.train.checkpoint import Checkpoints, plain
-from envfleet.train.config import FIELDS, PPOConfig
+from envfleet.train.config import FIELDS, PPOConfig, checked
+from envfleet.train.html_report import write_report
 from envfleet.train.loggers import Logger, TableLogger, TensorBoardLogger, WandbLogger
-from envfleet.train.report import write_report
 from envfleet.train.settings import as_text
 from envfleet.train.video import Film, VideoMaker
 from envfleet.util.files import NO_ROOM, remove_leftovers, write_durably
@@ -99,27 +99,30 @@ class RunFolder:
     def _refuse_other_run(self, before: dict[str, Any]) -> None:
         now = self.config.to_dict()
         fixed = [name for name, spec in FIELDS.items() if not spec.metadata["may_change"]]
+        before = {name: checked(name, before[name]) for name in fixed if name in before}
         # As JSON, in which arrays can be compared and NaN equals itself.
         old, new = ({name: json.dumps(to_jsonable(values.get(name, now[name]))) for name in fixed} for values in (before, now))
         changed = [name for name in fixed if old[name] != new[name]]
         if changed:
             changes = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
-            raise CheckpointError(f"{self.path} holds another run: {changes}. Resume with the same settings")
+            raise CheckpointError(
+                f"{self.path} holds another run: {changes}. Resume with the same settings: `envfleet train --resume {self.path}` takes them from the run"
+            )
 
     def start(self, update: int, num_steps: int, stored: dict[str, Any] | None) -> None:
         """Open the logs, cut back to the checkpoint."""
         config, resumed = self.config, stored is not None
         with self.writing():
+            if config.wandb:  # first: without a login it fails, and then the folder must not be a run yet
+                run_id = ((stored or {}).get("run") or {}).get("wandb_id")
+                logger = WandbLogger(self.path, config.to_dict(), config.wandb_project, config.wandb_mode, run_id)
+                self.wandb_id = logger.run_id
+                self.loggers.append(logger)
             about = json.dumps(config.to_dict(), indent=1, default=str)
             write_durably(self.path / "config.json", about.encode())
             self.loggers.append(TableLogger(self.path, update if resumed else None))
             if config.tensorboard:
                 self.loggers.append(TensorBoardLogger(self.path, num_steps + 1 if resumed else None))
-            if config.wandb:
-                run_id = ((stored or {}).get("run") or {}).get("wandb_id")
-                logger = WandbLogger(self.path, config.to_dict(), config.wandb_project, config.wandb_mode, run_id)
-                self.wandb_id = logger.run_id
-                self.loggers.append(logger)
 
     def log(self, row: dict[str, float], step: int) -> None:
         """Hand a row to every logger."""
@@ -184,9 +187,7 @@ class RunFolder:
         versions = {"envfleet": envfleet.__version__, "python": sys.version.split()[0]}
         versions |= {module.__name__: module.__version__ for module in (torch, np, gymnasium)}
         about = {
-            "title": f"PPO on {self.config.env_name}",
             "plan": str(trainer.fleet.plan),
-            "config": self.config.to_dict(),
             "throughput": {
                 "Steps per second": f"{steps / max(counters.wall_s, 1e-9):,.0f}",
                 "Collecting": f"{counters.collect_s:.1f} s, {steps / max(counters.collect_s, 1e-9):,.0f} steps/s",

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import ast
 import json
-import types
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from envfleet.errors import BadArgument
-from envfleet.train.config import FIELDS, SECTIONS, TYPES, default_of, field_name
+from envfleet.train.config import FIELDS, KINDS, SECTIONS, checked, default_of, field_name, kinds_of
 from envfleet.util.extras import from_extra
 
 
-def parse(name: str, value: Any) -> Any:
-    """Turn text or a YAML value into what the field holds; refuse what does not fit.
+def parse(name: str, value: Any, shown: str = "") -> Any:
+    """Turn text or a YAML value into what the field holds; refuse what does not fit. `shown` is how the user wrote it.
 
     Example:
         >>> parse("hidden", "64,64"), parse("num_envs", "8"), parse("target_kl", "none"), parse("wandb", "yes")
         ((64, 64), 8, None, True)
     """
     kinds, optional = kinds_of(name)
-    if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "") and optional):
-        if optional:
-            return None
-        raise BadArgument(f"{name} cannot be empty")
+    if optional and isinstance(value, str) and value.lower() in ("none", "null", ""):
+        return None
     for kind in kinds:
         try:
-            return _KINDS[kind][0](value)
-        except (ValueError, TypeError):
+            return checked(name, _READ[kind](value) if value is not None else None, shown or f"{name}={value!r}")
+        except (ValueError, TypeError) as error:
+            if isinstance(error, BadArgument):
+                raise
             continue  # not of this kind; the next one may fit
-    wanted = " or ".join(_KINDS[kind][1] for kind in kinds)
-    raise BadArgument(f"{name}={value!r}: {wanted} is needed")
+    raise BadArgument(f"{shown or f'{name}={value!r}'}: {' or '.join(KINDS[kind][2] for kind in kinds)} is needed")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -42,7 +39,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not sign:
         raise BadArgument(f"--set {text}: NAME=VALUE is needed, like --set env.num_envs=6")
     name = field_name(key.strip())
-    return name, parse(name, value.strip())
+    return name, parse(name, value.strip(), f"--set {text}")
 
 
 def as_text(value: Any) -> str:
@@ -59,14 +56,6 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{k}={'+'.join(v) if isinstance(v, list) else v}" for k, v in value.items())
     return str(value)
-
-
-def kinds_of(name: str) -> tuple[list[Any], bool]:
-    """Return the types a setting may have, and whether it may be empty."""
-    hint = TYPES[name]
-    parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    kinds = [typing.get_origin(part) or part for part in parts if part is not type(None)]
-    return [str if kind in (Any, typing.Literal) else kind for kind in kinds], type(None) in parts
 
 
 # What cannot be read as the type raises ValueError or TypeError.
@@ -120,14 +109,7 @@ def _literal(text: str) -> Any:
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
-_KINDS: dict[Any, tuple[Callable[[Any], Any], str]] = {
-    bool: (_bool, "true or false"),
-    int: (_int, "a whole number"),
-    float: (_float, "a number"),
-    str: (_str, "a text"),
-    tuple: (_ints, "numbers like 64,64"),
-    dict: (_mapping, "pairs like name=value,other=2"),
-}
+_READ: dict[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str, tuple: _ints, dict: _mapping}
 
 
 def settings_from_yaml(path: str | Path) -> dict[str, Any]:
@@ -151,6 +133,21 @@ def settings_from_yaml(path: str | Path) -> dict[str, Any]:
             name = field_name(f"{section}.{key}")
             settings[name] = parse(name, value)
     return settings
+
+
+def settings_of_run(folder: str | Path) -> dict[str, Any]:
+    """The settings that a run folder was started with; {} where there is no run."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        stored = json.loads(path.read_text())
+        columns = stored.pop("columns")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise BadArgument(f"{path} is damaged: give the settings of the run again, as they were") from error
+    if columns:
+        raise BadArgument(f"{path.parent}: this run has columns= ({', '.join(columns)}), so it is resumed from Python")
+    return {name: parse(name, value) for name, value in stored.items() if name in FIELDS}
 
 
 def schema() -> str:

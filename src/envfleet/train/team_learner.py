@@ -114,6 +114,8 @@ class TeamLearner:
     def __init__(self, config: PPOConfig, fleet: Fleet, device: torch.device) -> None:
         self.config = config
         self.agents = tuple(fleet.agents)
+        if self.agents and config.previous_step:
+            raise BadArgument("previous_step is for environments with one agent")
         assigned, space = assignments_of(config, fleet), state_space_of(config, fleet)
         # The random streams of a single agent have no number.
         keys: list[tuple[int, ...]] = [(number,) if self.agents else () for number in range(len(assigned))]
@@ -163,6 +165,11 @@ class TeamLearner:
             if self.policy.version % self.config.self_play_every == 0:
                 self.pool.snapshot(self.policy.version)
         return self._losses(found)
+
+    @property
+    def advantage(self) -> NDArray[np.float64] | None:
+        """[T, B] of the last segment, where there is one policy."""
+        return next(iter(self.trained.values())).learner.advantage if len(self.trained) == 1 and not self.agents else None
 
     def _parts(self, segment: Segment) -> dict[str, Segment]:
         """What each policy learns from."""

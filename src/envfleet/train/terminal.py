@@ -1,20 +1,40 @@
-"""What a run shows while it runs: a live table in a terminal, plain lines elsewhere, nothing with --quiet."""
+"""What a run shows while it runs: a live box in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-from envfleet.util.extras import from_extra
 from envfleet.util.text import number
+
+_END = "\x1b[K\n\x1b[J"  # erases the rest of the line, and what was drawn below
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MAX_WIDTH = 79  # fits the usual 80 columns; a wider terminal that is made narrower then leaves nothing behind
+_MAX_FAULTS, _WINDOW_S = 3, 5.0  # so many faults are shown in so many seconds
 
 
 class View:
     """Shows the state of a run. This one shows nothing."""
 
+    def start(self, header: Sequence[str]) -> None:
+        """Take what is known before the first update: environment, fleet, device, where it is saved."""
+
+    def fault(self, line: str) -> None:
+        """Take a fault."""
+
+    def note(self, line: str) -> None:
+        """Take an event that is rare and matters."""
+
     def show(self, status: dict[str, Any]) -> None:
         """Take the numbers of an update."""
+
+    def interrupt(self) -> None:
+        """Something else was written to the terminal. Called from signal handlers."""
 
     def close(self) -> None:
         """Stop showing."""
@@ -28,82 +48,170 @@ class Lines(View):
         self._every_s = every_s
         self._last = float("-inf")
         self._status: dict[str, Any] | None = None
+        self._window, self._shown, self._hidden = float("-inf"), 0, 0  # faults: since when, shown since then, not shown
+
+    def start(self, header: Sequence[str]) -> None:
+        """Print it."""
+        self._write("\n".join(header) + "\n")
+
+    def fault(self, line: str) -> None:
+        """Print the first few; the next line of numbers counts the others."""
+        now = time.monotonic()
+        if now - self._window >= _WINDOW_S:
+            self._window, self._shown = now, 0
+        if self._shown < _MAX_FAULTS:
+            self._shown += 1
+            self.note(f"fault: {line}")
+        else:
+            self._hidden += 1
+
+    def note(self, line: str) -> None:
+        """Print it."""
+        self._write(f"{line}\n")
 
     def show(self, status: dict[str, Any]) -> None:
         """Print, unless the last line is recent."""
         self._status = status
-        now = time.monotonic()
-        if now - self._last >= self._every_s:
-            self._last = now
-            self._print(status)
-            self._status = None
-
-    def _print(self, s: dict[str, Any]) -> None:
-        print(
-            f"step {s['step']:,}/{s['total_steps']:,}  return {number(s.get('return'), 4)}  "
-            f"length {number(s.get('length'), 4)}  episodes {s.get('n_completed_episodes', 0)}  {s['sps']:,.0f} steps/s",
-            file=self._out,
-            flush=True,
-        )
+        if time.monotonic() - self._last >= self._every_s:
+            self._print()
 
     def close(self) -> None:
         """Print what has not been printed yet."""
         if self._status is not None:
-            self._print(self._status)
+            self._print()
+
+    def _print(self) -> None:
+        s, self._status, self._last = self._status or {}, None, time.monotonic()
+        parts = [*_progress(s), f"return {number(s.get('return'), 4)}", f"length {number(s.get('length'), 4)}"]
+        parts += [f"{s['sps']:,.0f} steps/s", f"{_clock(s['left_s'])} left"]
+        if s.get("num_faults"):
+            parts.append(f"faults {s['num_faults']:,}" + (f" ({self._hidden:,} not shown)" if self._hidden else ""))
+            self._hidden = 0
+        self._write("  ".join(parts) + "\n")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
 
 
-class Live(View):
-    """A table that is redrawn in place (rich)."""
+class Live(Lines):
+    """A box of constant height that is drawn again in place, for terminals."""
 
-    def __init__(self) -> None:
-        with from_extra("train"):
-            from rich.live import Live as RichLive
-        self._live = RichLive(refresh_per_second=4, transient=False)
-        self._live.start()
-        self._last = 0.0
+    def __init__(self, out: TextIO | None = None, every_s: float = 0.25) -> None:
+        super().__init__(out, every_s)
+        self._returns: list[float] = []
+        self._drawn: list[int] = []  # the width of every line on the screen
+
+    def note(self, line: str) -> None:
+        """Write it above the box."""
+        self._write(f"{self._back()}{line[: self._columns() - 1]}{_END}")
 
     def show(self, status: dict[str, Any]) -> None:
-        """Redraw, a few times a second at most."""
-        now = time.monotonic()
-        if now - self._last >= 0.2 or status["step"] >= status["total_steps"]:
-            self._last = now
-            self._live.update(table(status))
+        """Draw, unless it was drawn just now."""
+        if isinstance(status.get("return"), float):
+            self._returns.append(status["return"])
+        super().show(status)
 
-    def close(self) -> None:
-        """Leave the last table standing."""
-        self._live.stop()
+    def interrupt(self) -> None:
+        """Draw the next box below."""
+        self._drawn = []
+
+    def _print(self) -> None:
+        s, self._status, self._last = self._status or {}, None, time.monotonic()
+        lines = box(s, self._returns, min(self._columns() - 1, _MAX_WIDTH))
+        self._write(self._back() + "\x1b[K\n".join(f"{colour}{line}\x1b[0m" for colour, line in lines) + _END)
+        self._drawn = [len(line) for _, line in lines]
+
+    def _columns(self) -> int:
+        return max(shutil.get_terminal_size().columns, 20)
+
+    def _back(self) -> str:
+        """Back to the first line of the box. A terminal that was made narrower has broken its lines."""
+        columns, drawn = self._columns(), self._drawn
+        self._drawn = []
+        return f"\x1b[{sum(-(-width // columns) for width in drawn)}F" if drawn else ""
 
 
-def table(s: dict[str, Any]) -> Any:
-    """Draw the numbers of a run as a rich panel."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
+def box(s: dict[str, Any], returns: Sequence[float], width: int) -> list[tuple[str, str]]:
+    """The numbers of a run as lines of `width` characters, each with the code of its colour.
 
-    grid = Table.grid(padding=(0, 2))
-    for _ in range(4):
-        grid.add_column()
-    left = max(s["total_steps"] - s["step"], 0)
-    eta = left / s["sps"] if s["sps"] else 0.0
+    Example:
+        >>> status = {"step": 50, "total_steps": 100, "sps": 10.0, "left_s": 5.0, "env": "CartPole-v1"}
+        >>> lines = [line for _, line in box(status, [1.0, 2.0], 60)]
+        >>> print(lines[0], {len(line) for line in lines})
+        ╭─ PPO · CartPole-v1 ──────────────────────────────────────╮ {60}
+    """
+    share = s.get("collect_share", 0.0)
     cells = [
-        ("steps", f"{s['step']:,} / {s['total_steps']:,}"), ("ETA", f"{int(eta // 60)}:{int(eta % 60):02d}"),
-        ("return (mean 100)", number(s.get("return"), 4)), ("length (mean 100)", number(s.get("length"), 4)),
-        ("n_completed_episodes", f"{s.get('n_completed_episodes', 0):,}"), ("n_envs", str(s.get("n_envs", 1))),
+        ("steps", _of(s["step"], None if s.get("num_episodes") else s["total_steps"])),
+        ("time", f"{_clock(s.get('wall_s', 0.0))}, {_clock(s['left_s'])} left"),
+        ("episodes", _of(s.get("n_completed_episodes", 0), s.get("num_episodes"))),
         ("steps/s", f"{s['sps']:,.0f}"),
-        ("collect / learn", f"{s.get('collect_share', 0):.0%} / {1 - s.get('collect_share', 0):.0%}"),
-        ("fleet", str(s.get("plan", ""))), ("faults", str(s.get("num_faults", 0))),
-        ("policy / value loss", f"{number(s.get('policy_loss'), 4)} / {number(s.get('value_loss'), 4)}"),
-        ("entropy / KL", f"{number(s.get('entropy'), 4)} / {number(s.get('approx_kl'), 4)}"),
-    ]  # fmt: skip
-    for (name, value), (other, more) in zip(cells[::2], cells[1::2]):
-        grid.add_row(f"[dim]{name}", value, f"[dim]{other}", more)
-    bar = ProgressBar(total=s["total_steps"], completed=min(s["step"], s["total_steps"]))
-    return Panel(Group(bar, grid), title=f"PPO · {s.get('env', '')}", border_style="blue")
+        ("return", f"{number(s.get('return'), 4)} (last 100)"),
+        ("collect, learn", f"{share:.0%}, {1 - share:.0%}"),
+        ("length", number(s.get("length"), 4)),
+        ("losses", f"{number(s.get('policy_loss'))}, {number(s.get('value_loss'))}"),
+        ("faults", _faults(s)),
+        ("entropy, KL", f"{number(s.get('entropy'))}, {number(s.get('approx_kl'))}"),
+    ]
+    inner, half = width - 4, (width - 5) // 2
+    rows = [_cell(*one, 8, half) + " " + _cell(*two, 14, inner - half - 1) for one, two in zip(cells[::2], cells[1::2])]
+    done = min(s.get("done", s["step"] / max(s["total_steps"], 1)), 1.0)
+    full = int(done * (inner - 6))
+    bar = f"{'━' * full}{'─' * (inner - 6 - full)} {done:>5.0%}"
+    curve = f"trend    {spark(returns, inner - 9)}"
+    title = f"╭─ PPO · {s.get('env', '')} "[: width - 1]
+    return [
+        ("\x1b[34m", title + "─" * (width - 1 - len(title)) + "╮"),
+        *(("", f"│ {line:<{inner}.{inner}} │") for line in (bar, *rows, curve)),
+        ("\x1b[34m", "╰" + "─" * (width - 2) + "╯"),
+    ]
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """A curve of so many characters.
+
+    Example:
+        >>> spark([0, 1, 2, 3], 2), spark([], 3)
+        ('▁█', '')
+    """
+    values = [value for value in values if math.isfinite(value)]
+    width = max(min(width, len(values)), 0)
+    ends = [(i + 1) * len(values) // width for i in range(width)]
+    means = [sum(values[a:b]) / (b - a) for a, b in zip([0, *ends], ends)]
+    low, span = min(means, default=0.0), (max(means, default=0.0) - min(means, default=0.0)) or 1.0
+    return "".join(_BLOCKS[int((value - low) / span * 7.99)] for value in means)
+
+
+def _progress(s: dict[str, Any]) -> list[str]:
+    """What is counted first, with its end."""
+    step, episodes = s["step"], s.get("n_completed_episodes", 0)
+    if s.get("num_episodes"):
+        return [f"episode {episodes:,}/{s['num_episodes']:,}", f"steps {step:,}"]
+    return [f"step {step:,}/{s['total_steps']:,}", f"episodes {episodes:,}"]
+
+
+def _of(done: int, total: int | None) -> str:
+    return f"{done:,} of {total:,}" if total else f"{done:,}"
+
+
+def _faults(s: dict[str, Any]) -> str:
+    quarantined = s.get("num_quarantined", 0)
+    return f"{s.get('num_faults', 0):,}" + (f", quarantined slots {quarantined}" if quarantined else "")
+
+
+def _cell(name: str, value: str, label: int, width: int) -> str:
+    return f"{name:<{label}} {value}"[:width].ljust(width)
+
+
+def _clock(seconds: float) -> str:
+    minutes, left = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{left:02d}" if minutes >= 60 else f"{minutes}:{left:02d}"
 
 
 def choose_view(quiet: bool = False) -> View:
     """Live in a terminal, lines otherwise."""
     if quiet:
         return View()
-    return Live() if sys.stdout.isatty() else Lines()
+    can_draw = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and "utf" in (sys.stdout.encoding or "").lower()
+    return Live() if can_draw else Lines()

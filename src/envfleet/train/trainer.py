@@ -15,18 +15,21 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from envfleet.core.construct import make
-from envfleet.errors import BadArgument, FleetError, TrainingStopped, WriteFailed
+from envfleet.errors import BadArgument, FaultError, FleetError, TrainingStopped, WriteFailed
 from envfleet.networks.network_policy import NotFinite
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.segment import Segment
-from envfleet.slots.factories import env_name, resolve
-from envfleet.train.build import choose_device, env_list
+from envfleet.slots.factories import env_name
+from envfleet.tasks.task_source import TaskSource
+from envfleet.train.build import choose_device, env_list, factory_of
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
+from envfleet.train.objective import Coefficients
 from envfleet.train.run_folder import RunFolder
+from envfleet.train.task_training import TaskResults, steps_for_rollouts, tasks_of
 from envfleet.train.team_learner import TeamLearner, check_policies
 from envfleet.train.terminal import View
-from envfleet.util.text import Hint
+from envfleet.util.text import Hint, first_line
 
 RECENT = 100  # episodes that the shown return and length are the mean of
 
@@ -46,8 +49,8 @@ class UpdateResult(OldNames):
 
     update: int
     num_steps: int  # environment steps so far
-    num_episodes: int  # episodes that ended in this rollout
-    returns: list[float]  # of those episodes
+    num_episodes: int  # episodes so far
+    returns: list[float]  # of the episodes that ended in this rollout
     lengths: list[int]
     losses: dict[str, float]
     steps_per_s: float  # environment steps per second, collecting and learning together
@@ -66,7 +69,8 @@ class TrainResult(OldNames):
     wall_s: float
     steps_per_s: float
     stopped: bool
-    evaluation: Evaluation | None = None
+    num_faults: int = 0  # over the whole run
+    quarantined: list[int] = field(default_factory=list)  # slots that failed too often and did not take part to the end
     out: Path | None = None
     report: Path | None = None
 
@@ -83,6 +87,7 @@ class Counters:
     update: int = 0
     num_steps: int = 0
     num_episodes: int = 0
+    num_faults: int = 0
     wall_s: float = 0.0
     collect_s: float = 0.0
     learn_s: float = 0.0
@@ -117,12 +122,18 @@ class PPOTrainer:
     """
 
     def __init__(self, config: PPOConfig, *, view: View | None = None, tasks: Any = None) -> None:
+        self.envs = env_list(config.env)
+        if config.num_rollouts_per_iter is not None:
+            config = dataclasses.replace(config, num_steps=steps_for_rollouts(config, self.envs[0]), num_rollouts_per_iter=None)
         self.config = config
         self.view = view or View()
+        self.eval_tasks: list[Any] = []
+        if tasks is None and config.env_type == "meta":
+            found = tasks_of(config, self.envs[0])
+            tasks, self.eval_tasks = found.source, found.held_out
         self.tasks = tasks
         self.counters = Counters()
         self.device = choose_device(config.device)
-        self.envs = env_list(config.env)
         self.folder = RunFolder(config) if config.out else None
         self._stop = False
         self._closed = False
@@ -145,41 +156,68 @@ class PPOTrainer:
 
     def _build(self) -> None:
         config = self.config
-        factories = [resolve(env, config.env_kwargs) for env in self.envs]
+        factories = [factory_of(env, config) for env in self.envs]
         self.fleet = make(
             [factories[slot % len(factories)] for slot in range(config.num_envs)],  # the slots take the environments in turn
             backend="shm" if config.start_method is not None and config.backend == "auto" else config.backend,
             num_workers=config.num_workers,
             start_method=config.start_method,
             on_fault=config.on_fault,
+            init_timeout_s=config.init_timeout_s,
+            reset_timeout_s=config.reset_timeout_s,
+            step_timeout_s=config.step_timeout_s,
             columns=config.columns or None,
             with_state=config.centralised_critic,
         )
         self.learner = TeamLearner(config, self.fleet, self.device)
         self.policy = self.learner.policy
+        source = self.tasks if isinstance(self.tasks, TaskSource) else None
+        self._task_results = TaskResults(source, self.fleet, config.success_return) if source is not None else None
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
         self.collector = Collector(self.fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
         self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
+        self._told: tuple[int, int] | None = None  # faults and quarantined slots that the view was told of; None: nothing yet
+
+    def _show_header(self) -> None:
+        """Once, before the first update: what is run, where, and where it is saved."""
+        if self._told is not None:
+            return
+        self._told = (0, 0)
+        config, done, folder = self.config, self.counters, self.folder
+        goal = f"{config.num_episodes:,} episodes" if config.num_episodes else f"{config.total_steps:,} steps"
+        size = f"{config.num_envs} environments" if config.num_envs > 1 else "1 environment"
+        lines = [f"PPO on {config.env_name}: {goal}, {size} × {config.num_steps} steps per update, seed {config.seed}"]
+        lines += [f"fleet: {self.fleet.plan}", f"device: {self.device}"]
+        lines[-1] += f"; saved in {folder.path}" if folder else "; nothing is saved: --out DIR (out=…) keeps checkpoints and logs"
+        if done.update:
+            lines.append(f"resumed: {done.num_steps:,} steps and {done.num_episodes:,} episodes are done")
+        if self.finished:
+            lines.append(f"this run has reached its {goal}: a higher --total-steps or --num-episodes goes on")
+        self.view.start(lines)
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def train_episode_vectorized(self) -> UpdateResult:
         """Collect one segment from all environments and learn from it."""
+        self._show_header()
         self._began = self.collector.segment_state(running=False)
-        begin = time.perf_counter()
+        begin, coefficients = time.perf_counter(), self._coefficients()
         try:
             segment = self.collector.segment(self.config.num_steps)
             middle = time.perf_counter()
-            losses = self.learner.learn(segment, self.config.coefficients(self.counters.update))
+            if self._task_results is not None:
+                segment.learned = self._task_results.learned(segment)
+            losses = self.learner.learn(segment, coefficients)
         except Exception as error:
             raise self._explained(error) from error
         result = self._result(segment, losses, middle - begin, time.perf_counter() - middle)
-        self._record(segment, result)
+        self._record(segment, result, coefficients.learning_rate)
         return result
 
     def train(self) -> TrainResult:
         """Train until the steps or episodes of the config are reached, or `stop()` is called."""
         counters, config = self.counters, self.config
+        self._show_header()
         try:
             while not self._stop and not self.finished:
                 self.train_episode_vectorized()
@@ -196,7 +234,11 @@ class PPOTrainer:
         """Whether the run has reached its end."""
         if self.config.num_episodes is not None:
             return self.counters.num_episodes >= self.config.num_episodes
-        return self.counters.update >= self.config.num_updates
+        return self.counters.num_steps >= self.config.total_steps
+
+    def _coefficients(self) -> Coefficients:
+        """By steps, not updates: after faults a run takes more updates to its end."""
+        return self.config.coefficients(self.counters.num_steps / self.config.steps_per_update)
 
     def stop(self) -> None:
         """End `train` after the update in progress. Safe to call from a signal handler or another thread."""
@@ -216,41 +258,64 @@ class PPOTrainer:
         counters.returns.extend(returns)
         counters.lengths.extend(lengths)
         rate = steps / max(collect_s + learn_s, 1e-9)
-        return UpdateResult(counters.update, counters.num_steps, len(returns), returns, lengths, losses, rate, collect_s, learn_s)
+        done = (counters.update, counters.num_steps, counters.num_episodes)
+        return UpdateResult(*done, returns, lengths, losses, rate, collect_s, learn_s)
 
-    def _record(self, segment: Segment, result: UpdateResult) -> None:
+    def _record(self, segment: Segment, result: UpdateResult, learning_rate: float) -> None:
         """Numbers of the update to the view and the logs; evaluation and video when they are due."""
         config, counters = self.config, self.counters
+        self._tell_faults()
         row: dict[str, float] = {"update": result.update, "n_completed_episodes": counters.num_episodes}
         if counters.returns:
             row |= {"return": float(np.mean(counters.returns)), "length": float(np.mean(counters.lengths))}
         row |= result.losses
         row |= {
-            "learning_rate": config.coefficients(result.update - 1).learning_rate,
+            "learning_rate": learning_rate,
+            "wall_s": counters.wall_s,
             "sps": result.steps_per_s,
             "sps_collect": segment.num_scored / max(result.collect_s, 1e-9),
             "sps_learn": segment.num_scored / max(result.learn_s, 1e-9),
-            "num_faults": len(self.fleet.faults),
+            "num_faults": counters.num_faults,
         }
-        row |= self.learner.metrics(segment) if self.fleet.agents else self._returns_by_env(segment)
+        if self._task_results is not None:
+            row |= self._task_results.take(segment, self.learner.advantage)
+        else:
+            row |= self.learner.metrics(segment) if self.fleet.agents else self._returns_by_env(segment)
         if config.eval_every and result.update % config.eval_every == 0:
             row |= self._evaluate_now()
         if self.folder:
             self.folder.log(row, counters.num_steps)
             self.folder.film(self, segment)
-        step = counters.num_steps
-        if config.num_episodes is not None:  # episodes are what ends the run: show how many of them are done
-            step = int(min(counters.num_episodes / max(config.num_episodes, 1), 1.0) * config.total_steps)
+        done = counters.num_steps / config.total_steps
+        if config.num_episodes is not None:  # episodes are what ends the run
+            done = counters.num_episodes / config.num_episodes
         about = {
-            "step": step,
+            "step": counters.num_steps,
             "total_steps": config.total_steps,
-            "n_envs": config.num_envs,
-            "plan": str(self.fleet.plan).split(":")[0],
+            "num_episodes": config.num_episodes,
+            "done": done,
+            "left_s": counters.wall_s * max(1 / done - 1, 0.0) if done else 0.0,
+            "num_quarantined": len(self.fleet.quarantined),
             "env": config.env_name,
             "collect_share": result.collect_s / max(result.collect_s + result.learn_s, 1e-9),
             "sps": counters.num_steps / max(counters.wall_s, 1e-9),
         }
         self.view.show({**row, **about})
+
+    def _tell_faults(self) -> None:
+        """Count the faults of this update and hand them to the view, a line each."""
+        faults, quarantined = self.fleet.faults, self.fleet.quarantined
+        known, known_quarantined = self._told or (0, 0)
+        self.counters.num_faults += len(faults) - known
+        for fault in faults[known:]:
+            self.view.fault(first_line(fault))
+        if len(quarantined) > known_quarantined:
+            left = self.config.num_envs - len(quarantined)
+            slots = ", ".join(map(str, quarantined.tolist()))
+            self.view.note(
+                f"quarantined after repeated faults, slots: {slots}. The run goes on with {left} of {self.config.num_envs}"
+            )
+        self._told = len(faults), len(quarantined)
 
     def _returns_by_env(self, segment: Segment) -> dict[str, float]:
         """Mean return of the episodes that ended in this segment, per environment or task."""
@@ -274,16 +339,29 @@ class PPOTrainer:
         """
         num_episodes = num_episodes if episodes is None else episodes
         if self._evaluator is None:
-            self._evaluator = Evaluator(self.envs, self.config)
+            self._evaluator = Evaluator(self.envs, self.config, tasks=self.eval_tasks)
         return self._evaluator.run(self.learner.policies, num_episodes, deterministic, opponents)
 
     def _evaluate_now(self) -> dict[str, float]:
         # The return of a policy against itself says nothing about how good it is.
-        found = self.evaluate(self.config.eval_episodes, opponents="random" if self.config.self_play else None)
+        try:
+            found = self.evaluate(self.config.eval_episodes, opponents="random" if self.config.self_play else None)
+        except FaultError as error:
+            if self.config.on_fault == "raise":
+                raise
+            self.view.note(f"this evaluation is left out, because its environment failed: {first_line(error)}")
+            self._close_evaluator()
+            return {}
         if self.folder and found.mean_return > self.counters.best:
             self.counters.best = found.mean_return
             self.save(best=True)
-        return {"eval/mean_return": found.mean_return, "eval/mean_length": found.mean_length}
+        inner = {f"eval/inner_return/{i + 1}": value for i, value in enumerate(found.mean_inner_returns)}
+        return {"eval/mean_return": found.mean_return, "eval/mean_length": found.mean_length, **inner}
+
+    def _close_evaluator(self) -> None:
+        evaluator, self._evaluator = self._evaluator, None
+        if evaluator is not None:
+            evaluator.close()
 
     def save(self, best: bool = False, running: bool = True) -> Path:
         """Write a checkpoint; the run folder keeps the last few and the best."""
@@ -307,12 +385,19 @@ class PPOTrainer:
             "counters": self.counters.state(),
             "running": self.collector.segment_state() if running else self._began,
             "team": self.learner.state(),
-            "tasks": self.tasks.state_dict() if hasattr(self.tasks, "state_dict") else None,
+            "tasks": self._task_state(),
         }
+
+    def _task_state(self) -> Any:
+        if self._task_results is not None:
+            return self._task_results.state()
+        return self.tasks.state_dict() if hasattr(self.tasks, "state_dict") else None
 
     def _load(self, state: dict[str, Any]) -> None:
         self.counters.load(state["counters"])
-        if state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
+        if state["tasks"] is not None and self._task_results is not None:
+            self._task_results.load(state["tasks"])
+        elif state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
             self.tasks.load_state_dict(state["tasks"])
         self.learner.load(state["team"])
         self.learner.forget(self.collector.restore_segments(state["running"], self.config.restore))
@@ -349,6 +434,8 @@ class PPOTrainer:
             wall_s=counters.wall_s,
             steps_per_s=counters.num_steps / max(counters.wall_s, 1e-9),
             stopped=self._stop and not self.finished,
+            num_faults=counters.num_faults,
+            quarantined=self.fleet.quarantined.tolist(),
             out=self.folder.path if self.folder else None,
             report=report,
         )
@@ -365,8 +452,7 @@ class PPOTrainer:
                 closing.callback(self.fleet.close)
             if self.folder:
                 closing.callback(self.folder.close)
-            if self._evaluator is not None:
-                closing.callback(self._evaluator.close)
+            closing.callback(self._close_evaluator)
 
     def __enter__(self) -> PPOTrainer:
         return self

@@ -50,6 +50,7 @@ class Learner:
         self.flat = flatten_parameters(net)
         self.optimiser = FlatAdam(self.flat, config.adam_eps)
         self.state = net.initial_state(num_slots)  # [core, slot, width] before the next segment
+        self.advantage: NDArray[np.float64] | None = None  # [T, B] of the last segment
         self.num_skipped = 0  # minibatches left out because their loss was not finite
 
     # -- one segment -----------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ class Learner:
         if self.observations is not None and not first_time:
             self.observations.take(raw_inputs)
         spread = float(np.var(value_target)) if value_target.size else 0.0
-        missed = value_target - data["value"].cpu().numpy()[segment.scored & ~bad]
+        missed = value_target - data["value"].cpu().numpy()[data["scored"].cpu().numpy()]
         losses["explained_variance"] = 1.0 - float(np.var(missed)) / spread if spread > 0 else 0.0
         return losses
 
@@ -129,6 +130,9 @@ class Learner:
         following = following_values(value, final_values, segment.terminated, segment.truncated)
         config = self.config
         advantage, target = gae(reward, value, following, ended, scored, config.gamma, config.gae_lambda)
+        self.advantage = advantage
+        if segment.learned is not None:
+            scored = scored & segment.learned
         data = {name: tensor[:steps] for name, tensor in tensors.items()}
         data |= {
             "raw": raw,

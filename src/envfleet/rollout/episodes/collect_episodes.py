@@ -16,6 +16,7 @@ from envfleet.rollout.episodes.episode import Rollout
 from envfleet.rollout.episodes.episode_buffer import History
 from envfleet.rollout.tickets import Ticket, TicketOffice
 from envfleet.slots.layout import QUARANTINED, READY
+from envfleet.tasks.curriculum import TaskResult
 from envfleet.util.trees import Tree, as_columns, tree_rows
 
 if TYPE_CHECKING:
@@ -211,6 +212,11 @@ class EpisodeRun:
     def _put(self, ticket: Ticket, rollout: Rollout | None) -> None:
         self.done[ticket.position if self.ordered else self._num_done] = rollout
         self._num_done += 1
+        source = self.collector.source
+        if source is not None and rollout is not None and not rollout.failed:
+            source.add(TaskResult(ticket.number, ticket.task, rollout.episode_return, len(rollout)))
+        elif source is not None:
+            source.drop([ticket.number])
 
     def _record(self, slot: int, ticket: Ticket, begun: bool = True) -> Rollout:
         """The running episode; one that was not `begun`, because its reset failed, has no observation."""

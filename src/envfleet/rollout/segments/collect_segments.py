@@ -381,10 +381,12 @@ class SegmentRun:
         state: dict[str, Any] = {"episode": self.episode.copy(), "ledger": self.ledger.state()}
         if not running:
             return state
-        states = list(self.fleet.call("get_state")) if self._have("get_state") else None
+        lost = self.fleet.quarantined
+        states, actions = self._states(np.setdiff1d(self.slots, lost)), None
         if states is None and self.actions is None:
             raise BadArgument("the environment has no get_state: make the collector with resumable=True")
-        actions = None if states is not None or self.actions is None else [*map(self.actions.of, self.slots.tolist())]
+        if states is None and self.actions is not None:
+            actions = [np.zeros(0) if slot in lost else self.actions.of(slot) for slot in self.slots.tolist()]
         return state | {
             "step": self.step.copy(),
             "ep_return": self.ep_return.copy(),
@@ -392,8 +394,21 @@ class SegmentRun:
             "columns": {name: values[0].copy() for name, values in self.columns.items()},
             "actions": actions,
             "states": states,
+            "lost": lost,
             "last_reward": self.engine.last_reward.copy(),
         }
+
+    def _states(self, slots: Ints) -> list[Any] | None:
+        """The states of the environments, None for a slot that has none; None when they do not offer them."""
+        try:
+            if not self._have("get_state", slots):
+                return None
+            found = dict(zip(slots.tolist(), self.fleet.call("get_state", slots=slots)))
+        except FaultError:
+            if self.actions is None:
+                raise
+            return None  # a worker ended just now: the next step reports it, and the actions are enough
+        return [found.get(slot) for slot in self.slots.tolist()]
 
     def restore(self, stored: dict[str, Any], how: str = "replay") -> Ints:
         """Restore what `state` returned; returns the slots whose running episodes had to be ended.
@@ -414,13 +429,14 @@ class SegmentRun:
             self.step[:], self.ep_return[:] = stored["step"], stored["ep_return"]
             self.engine.last_reward[:] = stored.get("last_reward", 0.0)
             differs = self._differs(stored["obs"])
+            differs[stored.get("lost", [])] = True  # quarantined then: it begins anew
             ended = np.flatnonzero(differs)
             if self.actions is not None and stored["actions"] is not None:
                 for slot in np.flatnonzero(~differs).tolist():
                     self.actions.set(slot, tree_map(np.array, stored["actions"][slot]))
-            if len(ended):
+            if len(changed := np.setdiff1d(ended, stored.get("lost", []))):
                 warnings.warn(
-                    f"the running episodes of slots {ended.tolist()} could not be restored (the environment is not "
+                    f"the running episodes of slots {changed.tolist()} could not be restored (the environment is not "
                     "determined by its seed and offers no get_state/set_state); they were ended, so the run goes on "
                     "but not bit by bit",
                     stacklevel=3,
@@ -444,10 +460,11 @@ class SegmentRun:
             self._see(self.fleet.recv(going))
 
     def _set_states(self, stored: dict[str, Any]) -> None:
-        for slot, state in enumerate(stored["states"]):
+        for slot in np.setdiff1d(self.slots, stored.get("lost", [])).tolist():
+            state = stored["states"][slot]
             self.fleet.call("set_state", state, slots=[slot])
         # Gymnasium's TimeLimit counts outside the environment, so its count is not in the environment's state.
-        if self._have("_elapsed_steps"):
+        if self._have("_elapsed_steps", self.slots):
             self.fleet.set_attr("_elapsed_steps", [int(step) for step in stored["step"]])
         # set_state gives no observation; the checkpoint has it.
         for (_, leaf), old in zip(tree_leaves(self.obs), stored["obs"]):
@@ -455,10 +472,10 @@ class SegmentRun:
         for name, values in stored["columns"].items():
             self.columns[name][0] = values
 
-    def _have(self, name: str) -> bool:
-        """Whether every environment has an attribute. Many-agent environments are always played again."""
+    def _have(self, name: str, slots: Ints) -> bool:
+        """Whether the environment of every slot has an attribute. Many-agent environments are always played again."""
         # Asked of the environment, because a call that fails would be counted as a fault of the slot.
-        return not self.has_agents and all(self.fleet.call("has_wrapper_attr", name))
+        return not self.has_agents and all(self.fleet.call("has_wrapper_attr", name, slots=slots))
 
     def _differs(self, stored: list[Any]) -> Bools:
         count = len(self.slots)

@@ -53,6 +53,7 @@ class Segment:
     extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # written by the policy, each [T, B, ...]
     columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # declared columns seen with obs, [T, B, ...]
     bootstrap_columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # the same with bootstrap_obs, [B, ...]
+    learned: Bools | None = None  # [T, B] of the scored rows, those that are learned from; None: all of them
 
     @classmethod
     def empty(cls, num_steps: int, num_slots: int, *, obs: Tree, action: Tree = None, **more: Any) -> Self:

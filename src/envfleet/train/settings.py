@@ -125,10 +125,20 @@ def settings_from_yaml(path: str | Path) -> dict[str, Any]:
         raise BadArgument(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise BadArgument(f"{path}: sections env and train are needed, with settings below them")
+    return settings_from_mapping(content, f"{path}: ")
+
+
+def settings_from_mapping(content: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Read the sections `env` and `train` of a mapping into settings; a wrong key is named with the valid ones.
+
+    Example:
+        >>> settings_from_mapping({"env": {"env_name": "CartPole-v1"}, "train": {"lr": 0.001}})
+        {'env': 'CartPole-v1', 'learning_rate': 0.001}
+    """
     settings: dict[str, Any] = {}
     for section, values in content.items():
         if section not in SECTIONS:
-            raise BadArgument(f"{path}: there is no section {section!r}; the sections are env and train")
+            raise BadArgument(f"{where}there is no section {section!r}; the sections are env and train")
         for key, value in (values or {}).items():
             name = field_name(f"{section}.{key}")
             settings[name] = parse(name, value)

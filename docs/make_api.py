@@ -24,7 +24,7 @@ TABLE = """
 |---|---|---|
 """
 
-PACKAGES = ("envfleet", "envfleet.errors", "envfleet.rollout", "envfleet.remote", "envfleet.train")
+PACKAGES = ("envfleet", "envfleet.errors", "envfleet.rollout", "envfleet.remote", "envfleet.tasks", "envfleet.train")
 
 #: Values have no docstring of their own.
 VALUES = {"KEEP": "In `Fleet.assign(tasks=[…])`: leave this slot's task as it is."}

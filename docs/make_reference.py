@@ -14,6 +14,17 @@ from typing import Any
 #: Page -> title, what it holds in a sentence, and the modules whose public names it describes. The first page that fits takes a name.
 PAGES = {
     "errors": ("Errors", "Every error derives from `FleetError`.", ("envfleet.errors",)),
+    "tasks": (
+        "Tasks and curricula",
+        "The guide is [tasks](../tasks.md).",
+        (
+            "envfleet.tasks",
+            "envfleet.adapters.meta_envs",
+            "envfleet.adapters.rl2_inputs",
+            "envfleet.envs.varibad",
+            "envfleet.train.meta_learner",
+        ),
+    ),
     "agents": (
         "Many agents",
         "Views and wrappers for PettingZoo environments; the guide is [many agents](../agents.md).",
@@ -39,12 +50,20 @@ PAGES = {
     "fleet": ("Making a fleet", "`make` and what it returns; the guide is [the fleet](../core.md).", ("envfleet",)),
 }
 #: In the order of the site's navigation.
-ORDER = ("fleet", "adapters", "agents", "rollout", "remote", "train", "testing", "errors")
+ORDER = ("fleet", "adapters", "agents", "tasks", "rollout", "remote", "train", "testing", "errors")
 #: Modules whose classes and functions are public although they are in no `__all__` that is read below.
 MODULES = tuple(
     f"envfleet.adapters.{name}" for name in ("gymnasium", "sb3", "torchrl", "tianshou", "agents", "classic", "flatten")
 )
-PACKAGES = ("envfleet", "envfleet.rollout", "envfleet.remote", "envfleet.train", "envfleet.testing", "envfleet.errors")
+PACKAGES = (
+    "envfleet",
+    "envfleet.rollout",
+    "envfleet.remote",
+    "envfleet.tasks",
+    "envfleet.train",
+    "envfleet.testing",
+    "envfleet.errors",
+)
 
 #: Users get objects of these classes and do not construct them.
 MADE_FOR_USERS = {"Batch", "Fleet", "FleetVectorEnv", "Fault", "Plan", "TrainResult", "UpdateResult", "Agent", "TeamAgent"}

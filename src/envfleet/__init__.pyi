@@ -5,6 +5,7 @@ from envfleet import envs as envs
 from envfleet import errors as errors
 from envfleet import remote as remote
 from envfleet import rollout as rollout
+from envfleet import tasks as tasks
 from envfleet import testing as testing
 from envfleet import train as train
 from envfleet.adapters.agents import AgentsAsBatch as AgentsAsBatch
@@ -15,11 +16,16 @@ from envfleet.adapters.classic import VectorizedEnvs as VectorizedEnvs
 from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
 from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
 from envfleet.adapters.gymnasium import make_vec as make_vec
+from envfleet.adapters.meta_envs import ParallelEnvManager as ParallelEnvManager
+from envfleet.adapters.meta_envs import make_env as make_env
+from envfleet.adapters.meta_envs import make_parallel_env as make_parallel_env
+from envfleet.adapters.rl2_inputs import RL2Inputs as RL2Inputs
 from envfleet.core.batch import Batch as Batch
 from envfleet.core.construct import make as make
 from envfleet.core.fleet import Fleet as Fleet
 from envfleet.core.plan import Plan as Plan
 from envfleet.core.slot_table import KEEP as KEEP
+from envfleet.envs.varibad import VariBadWrapper as VariBadWrapper
 from envfleet.errors import AgentFailed as AgentFailed
 from envfleet.errors import BadArgument as BadArgument
 from envfleet.errors import BadMessage as BadMessage
@@ -90,10 +96,13 @@ from envfleet.rollout.stats import Stats as Stats
 from envfleet.slots.layout import Layout as Layout
 from envfleet.slots.slab import Slab as Slab
 from envfleet.train.config import PPOConfig as PPOConfig
+from envfleet.train.meta_learner import AGENT_ARCHS as AGENT_ARCHS
+from envfleet.train.meta_learner import Learner as Learner
 from envfleet.train.trainer import PPOTrainer as PPOTrainer
 from envfleet.util.seeding import episode_seed as episode_seed
 
 __all__ = [
+    "AGENT_ARCHS",
     "KEEP",
     "AgentGroup",
     "AgentsAsBatch",
@@ -109,30 +118,37 @@ __all__ = [
     "FleetError",
     "FleetVectorEnv",
     "HttpEnvClient",
+    "Learner",
     "OpenEnvGymnasiumWrapper",
     "PPOConfig",
     "PPOTrainer",
     "ParallelEnv",
+    "ParallelEnvManager",
     "ParallelEnvSharedMemory",
     "ParallelEnvironmentExecutor",
     "ParallelRolloutCollector",
     "Plan",
     "ProcessParallelExecutor",
+    "RL2Inputs",
     "Rollout",
     "Rollouts",
     "Segment",
     "Stats",
     "ThreadSafeAgent",
+    "VariBadWrapper",
     "VectorizedEnvs",
     "adapters",
     "envs",
     "episode_seed",
     "errors",
     "make",
+    "make_env",
+    "make_parallel_env",
     "make_vec",
     "remote",
     "rollout",
     "serve",
+    "tasks",
     "testing",
     "train",
 ]

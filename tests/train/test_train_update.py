@@ -14,7 +14,7 @@ from envfleet.train import PPOConfig
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser, RunningMoments
 from envfleet.train.objective import Coefficients, FlatAdam, ppo_gradients
-from envfleet.train.update import Learner, _Shuffled
+from envfleet.train.update import PolicyLearner, _Shuffled
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 NOW = Coefficients(1e-3, 0.2, 0.01)
@@ -127,7 +127,7 @@ def end(segment, t, b, *, truncated, final):
 def make_learner(arch="markov", slots=4, **settings):
     torch.manual_seed(0)
     net = ActorCritic(VECTOR, spaces.Discrete(2), NetworkConfig(arch=arch, state_size=6, hidden=(8, 8)))
-    return Learner(net, PPOConfig(preset="none", **settings), slots, np.random.default_rng(0))
+    return PolicyLearner(net, PPOConfig(preset="none", **settings), slots, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("arch", ["markov", "memory", "memory_markov"])
@@ -256,7 +256,7 @@ def test_normalisers_come_back_from_their_state():
 def test_an_update_in_which_no_row_counts_changes_nothing(arch):
     net = ActorCritic(VECTOR, spaces.Discrete(2), NetworkConfig(arch=arch, state_size=8))
     config = PPOConfig(preset="none", num_envs=4, num_steps=8, num_minibatches=2, on_nan="skip", arch=arch)
-    learner = Learner(net, config, 4, np.random.default_rng(0))
+    learner = PolicyLearner(net, config, 4, np.random.default_rng(0))
     before = learner.flat.detach().clone()
     segment = make_segment()
     segment.obs[:] = np.nan

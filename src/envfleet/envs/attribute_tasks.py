@@ -13,7 +13,7 @@ from envfleet.errors import BadArgument
 from envfleet.tasks.task_space import TaskSampler, TaskSpace
 
 
-class AttributeTasks(HasTask, gym.Wrapper[Any, Any, Any, Any]):
+class AttributeTasks(HasTask, gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """Sets attributes of the innermost environment at every reset; a task is a dict attribute -> value.
 
     Args:
@@ -36,7 +36,8 @@ class AttributeTasks(HasTask, gym.Wrapper[Any, Any, Any, Any]):
         tasks: Mapping[str, tuple[float, float]] | TaskSpace,
         after: Callable[[Any], None] | None = None,
     ) -> None:
-        super().__init__(env)
+        gym.utils.RecordConstructorArgs.__init__(self, tasks=tasks, after=after)
+        gym.Wrapper.__init__(self, env)
         self._after = after
         self.task_space = tasks if isinstance(tasks, TaskSpace) else _uniform(tasks)
         for name in self.task_space.sample(np.random.default_rng(0)):

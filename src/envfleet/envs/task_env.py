@@ -41,7 +41,16 @@ class HasTask:
 
 
 class RewardTask(HasTask, gym.Wrapper[Any, Any, Any, Any]):
-    """An environment whose reward depends on a task: subclasses say how, in `task_reward`."""
+    """An environment whose reward depends on a task: subclasses make it and say how, in `task_reward`."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        env.unwrapped.spec = None  # that of the inner environment would build it without the task; `gymnasium.make` sets ours
+
+    @property  # type: ignore[override]
+    def spec(self) -> Any:
+        """The registered spec, where `gymnasium.make` built it."""
+        return self.env.unwrapped.spec
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment, with the task."""

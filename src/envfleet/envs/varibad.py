@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from envfleet.errors import BadArgument
 
 
-class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any]):
+class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """k inner episodes of one task; the outer episode ends, terminated, after the last.
 
     The observation is flat: the environment's, then with `oracle` the task as numbers, then with several inner episodes a flag that is 1
@@ -39,7 +39,8 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(self, env: gym.Env[Any, Any], episodes_per_task: int = 1, oracle: bool = False) -> None:
-        super().__init__(env)
+        gym.utils.RecordConstructorArgs.__init__(self, episodes_per_task=episodes_per_task, oracle=oracle)
+        gym.Wrapper.__init__(self, env)
         if isinstance(episodes_per_task, bool) or not isinstance(episodes_per_task, int) or episodes_per_task < 1:
             raise BadArgument(f"episodes_per_task={episodes_per_task!r}: give a whole number from 1 up")
         inner = env.observation_space
@@ -67,6 +68,9 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any]):
             "inner_final_obs": gym.spaces.Box(-np.inf, np.inf, (self._size,), np.float32),
             "inner_returns": gym.spaces.Box(-np.inf, np.inf, (episodes_per_task,), np.float64),
         }
+        self._space = env.get_wrapper_attr("task_space") if env.has_wrapper_attr("task_space") else None
+        self._rng = np.random.default_rng()
+        self._given = False  # whether the caller has given a task: it stays until it is replaced
         self._nothing = np.zeros(self._size, np.float32)
         self._returns = np.zeros(episodes_per_task)
         self._number = 0
@@ -74,7 +78,15 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, task: Any = None
     ) -> tuple[Any, dict[str, Any]]:
-        """A new outer episode: with this task, the one that was set before, or one that the environment draws."""
+        """A new outer episode: with this task, the one that was given before, or one that is drawn here."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        task = options.get("task", task) if options is not None else task
+        self._given |= task is not None
+        if not self._given and self._space is not None:
+            task = self._space.sample(
+                self._rng
+            )  # here, not by the environment: that would draw another one for each inner episode
         if task is not None:
             self.env.get_wrapper_attr("set_task")(task)
         obs, info = self.env.reset(seed=seed, options=options)

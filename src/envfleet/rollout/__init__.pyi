@@ -28,6 +28,7 @@ from envfleet.rollout.policy_protocol import Answer as Answer
 from envfleet.rollout.policy_protocol import Ask as Ask
 from envfleet.rollout.policy_protocol import RandomPolicy as RandomPolicy
 from envfleet.rollout.segments.segment import Segment as Segment
+from envfleet.rollout.sequence_replay import SequenceReplay as SequenceReplay
 from envfleet.rollout.stats import EnvStats as EnvStats
 from envfleet.rollout.stats import LatencyHistogram as LatencyHistogram
 from envfleet.rollout.stats import Stats as Stats

@@ -122,6 +122,7 @@ class TaskSource:
             "dealt": [[ticket, task, self._trains[ticket]] for ticket, task in self._dealt.items()],
             "inbox": [[r.ticket, r.task, r.episode_return, r.length, r.success, r.value_error] for r in self._inbox.values()],
             "num_results": self.num_results,
+            "lag": self.lag,
             "next": self._next,
             "low": self._low,
             "in": sorted(self._in),
@@ -134,5 +135,5 @@ class TaskSource:
         self._trains = {int(ticket): bool(trains) for ticket, _, trains in state["dealt"]}
         self._inbox = {int(row[0]): TaskResult(int(row[0]), *row[1:]) for row in state["inbox"]}
         self.num_results = int(state["num_results"])
-        self._next, self._low = int(state["next"]), int(state["low"])
+        self.lag, self._next, self._low = state["lag"], int(state["next"]), int(state["low"])
         self._in = {int(ticket) for ticket in state["in"]}

@@ -13,7 +13,9 @@ from envfleet.train.agent import load_agent as load_agent
 from envfleet.train.config import PPOConfig as PPOConfig
 from envfleet.train.evaluate import Evaluation as Evaluation
 from envfleet.train.evaluate import TeamEvaluation as TeamEvaluation
+from envfleet.train.meta_learner import AGENT_ARCHS as AGENT_ARCHS
+from envfleet.train.meta_learner import Learner as Learner
 from envfleet.train.trainer import PPOTrainer as PPOTrainer
 from envfleet.train.trainer import TrainResult as TrainResult
 from envfleet.train.trainer import UpdateResult as UpdateResult
-from envfleet.train.update import Learner as Learner
+from envfleet.train.update import PolicyLearner as PolicyLearner

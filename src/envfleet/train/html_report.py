@@ -33,6 +33,11 @@ _CURVES = {
     "approx_kl": ("Change of the policy per update", "KL divergence (nats)"),
     "elo": ("Rating against past policies", "Elo"),
 }
+#: Columns that belong together -> title of their chart and name of its axis.
+_FAMILIES = {
+    "inner_return/": ("Return of inner episodes", "mean return"),
+    "probability/": ("What the curriculum assigns", "probability"),
+}
 _STEPS, _SECONDS = "environment steps", "training time (s)"
 
 
@@ -48,7 +53,8 @@ def write_report(folder: str | Path, about: dict[str, Any] | None = None, path: 
     config, rows, about = _stored(folder, "config.json"), read_rows(folder), about or _stored(folder, "report.json")
     title = f"PPO on {config.get('env', '')}"
     parts = [_table(_facts(rows) | {"Fleet": about.get("plan", "–")})]
-    curves = [_curve({"": rows}, name, *words) for name, words in (_CURVES | _by_name(rows)).items()]
+    curves = [_adaptation({"": rows}), *(_family(rows, prefix, *words) for prefix, words in _FAMILIES.items())]
+    curves += [_curve({"": rows}, name, *words) for name, words in (_CURVES | _by_name(rows)).items()]
     parts.append(f'<h2>Curves</h2><div class="plots">{"".join(curves)}</div>')
     parts.append("<h2>Where the time went</h2>" + _table(about.get("throughput", {})))
     parts.append("<h2>Faults</h2>" + _faults(about.get("faults", [])))
@@ -69,6 +75,7 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
     title = f"{len(runs)} runs side by side"
     parts = [_columns(facts)]
     charts = [_curve(runs, name, *_CURVES[name], by) for name in ("return", "eval/mean_return") for by in ("step", "wall_s")]
+    charts.insert(0, _adaptation(runs))
     charts += [_curve(runs, name, *words) for name, words in _CURVES.items() if name not in ("return", "eval/mean_return")]
     parts.append(f'<h2>Curves over steps and over time</h2><div class="plots">{"".join(charts)}</div>')
     keys = dict.fromkeys(key for config in configs.values() for key in config if key != "out")
@@ -130,6 +137,27 @@ def _curve(runs: dict[str, list[dict[str, Any]]], name: str, title: str, y_name:
         for run, rows in runs.items()
     }
     return line_chart(series, title, _STEPS if by == "step" else _SECONDS, y_name)
+
+
+def _family(rows: list[dict[str, Any]], prefix: str, title: str, y_name: str) -> str:
+    """All columns with a prefix in one chart, the first twelve of them."""
+    names = list(dict.fromkeys(name for row in rows for name in row if name.startswith(prefix)))[:12]
+    series = {
+        name.removeprefix(prefix): [(float(row["step"]), float(row[name])) for row in rows if name in row] for name in names
+    }
+    return line_chart(series, title, _STEPS, y_name)
+
+
+def _adaptation(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """How the return rises from inner episode to inner episode, as last seen: of evaluation where there is one, else of training."""
+    series = {}
+    for run, rows in runs.items():
+        for prefix in ("eval/inner_return/", "inner_return/"):
+            last = next((row for row in reversed(rows) if f"{prefix}2" in row), None)
+            if last is not None:
+                series[run] = [(float(name.rpartition("/")[2]), float(last[name])) for name in last if name.startswith(prefix)]
+                break
+    return line_chart(series, "Adaptation to a task", "inner episode", "mean return")
 
 
 def _faults(faults: list[str]) -> str:

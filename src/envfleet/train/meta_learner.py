@@ -74,6 +74,7 @@ class Learner:
         self.policy_storage = SequenceReplay(storage_steps)
         self.num_env_steps = 0
         self.num_iterations = 0
+        self._learned_steps = 0
         self._ticket = 0
         self._own: Fleet | None = None
         self._evaluator: Evaluator | None = None
@@ -158,7 +159,8 @@ class Learner:
             raise BadArgument(
                 f"{len(self._latest)} rollouts were collected; this agent learns from num_rollouts_per_iter={self.num_rollouts_per_iter}"
             )
-        done = self.num_env_steps / max(self.config.total_steps, 1)
+        done = self._learned_steps / self.config.total_steps  # random rollouts do not move the schedules
+        self._learned_steps += sum(len(rollout) for rollout in self._latest)
         return self.agent().learn(segment_of(self._latest), self.config.coefficients(min(done, 1.0) * self.config.num_updates))
 
     def train(self, parallel_env: SingleAgentView | None = None) -> list[dict[str, float]]:

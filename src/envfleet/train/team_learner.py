@@ -21,7 +21,7 @@ from envfleet.train.config import PPOConfig
 from envfleet.train.objective import Coefficients
 from envfleet.train.selfplay import Pool
 from envfleet.train.transitions import Transitions
-from envfleet.train.update import Learner
+from envfleet.train.update import PolicyLearner
 from envfleet.util.seeding import stream
 
 
@@ -53,7 +53,7 @@ class TrainedPolicy:
         self.assigned, self.config, self.state_space = assigned, config, state_space
         self.net = build_net(assigned, config, device, state_space, key)
         self.num_rows = config.num_envs * assigned.count
-        self.learner = Learner(self.net, config, self.num_rows, stream(config.seed, "minibatches", *key))
+        self.learner = PolicyLearner(self.net, config, self.num_rows, stream(config.seed, "minibatches", *key))
         self.observations, self.rewards = self.learner.observations, self.learner.rewards
         self.rng = stream(config.seed, "actions", *key)
         self.policy = Policy(self.net, self.num_rows, self.rng, self.observations, skip_nan=config.on_nan == "skip")

@@ -160,10 +160,15 @@ def box(s: dict[str, Any], returns: Sequence[float], width: int) -> list[tuple[s
     full = int(done * (inner - 6))
     bar = f"{'━' * full}{'─' * (inner - 6 - full)} {done:>5.0%}"
     curve = f"trend    {spark(returns, inner - 9)}"
+    more = [
+        f"{label:<8} {_numbers(s, prefix)}"
+        for label, prefix in (("inner", "inner_return/"), ("tasks", "return/"))
+        if _has(s, prefix)
+    ]
     title = f"╭─ PPO · {s.get('env', '')} "[: width - 1]
     return [
         ("\x1b[34m", title + "─" * (width - 1 - len(title)) + "╮"),
-        *(("", f"│ {line:<{inner}.{inner}} │") for line in (bar, *rows, curve)),
+        *(("", f"│ {line:<{inner}.{inner}} │") for line in (bar, *rows, *more, curve)),
         ("\x1b[34m", "╰" + "─" * (width - 2) + "╯"),
     ]
 
@@ -189,6 +194,18 @@ def _progress(s: dict[str, Any]) -> list[str]:
     if s.get("num_episodes"):
         return [f"episode {episodes:,}/{s['num_episodes']:,}", f"steps {step:,}"]
     return [f"step {step:,}/{s['total_steps']:,}", f"episodes {episodes:,}"]
+
+
+def _has(s: dict[str, Any], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in s)
+
+
+def _numbers(s: dict[str, Any], prefix: str) -> str:
+    """The values of all columns with a prefix: of inner episodes in their order, of tasks with their names."""
+    found = {name.removeprefix(prefix): value for name, value in s.items() if name.startswith(prefix)}
+    return "  ".join(
+        number(value, 3) if prefix == "inner_return/" else f"{name} {number(value, 3)}" for name, value in found.items()
+    )
 
 
 def _of(done: int, total: int | None) -> str:

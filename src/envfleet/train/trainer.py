@@ -176,6 +176,7 @@ class PPOTrainer:
         deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
         self.collector = Collector(self.fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
         self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
+        self._seen_tasks: dict[str, float] = {}  # the newest numbers of every task and inner episode
         self._told: tuple[int, int] | None = None  # faults and quarantined slots that the view was told of; None: nothing yet
 
     def _show_header(self) -> None:
@@ -300,7 +301,11 @@ class PPOTrainer:
             "collect_share": result.collect_s / max(result.collect_s + result.learn_s, 1e-9),
             "sps": counters.num_steps / max(counters.wall_s, 1e-9),
         }
-        self.view.show({**row, **about})
+        shown = {**row, **about}
+        if self._task_results is not None:  # those of earlier updates too: the box keeps its height
+            self._seen_tasks |= {name: value for name, value in row.items() if name.startswith(("return/", "inner_return/"))}
+            shown |= self._seen_tasks
+        self.view.show(shown)
 
     def _tell_faults(self) -> None:
         """Count the faults of this update and hand them to the view, a line each."""

@@ -29,14 +29,14 @@ from envfleet.util.trees import tree_map
 ROWS_AT_ONCE = 4096  # pictures are pushed through the network in pieces, or the activations would not fit
 
 
-class Learner:
+class PolicyLearner:
     """A network, its optimiser and its normalisers; `learn(segment, coefficients)` improves the network.
 
     Example:
         >>> import gymnasium as gym
         >>> from envfleet.networks.actor_critic import NetworkConfig
         >>> net = ActorCritic(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), NetworkConfig())
-        >>> learner = Learner(net, PPOConfig(preset="none"), num_slots=3, rng=np.random.default_rng(0))
+        >>> learner = PolicyLearner(net, PPOConfig(preset="none"), num_slots=3, rng=np.random.default_rng(0))
         >>> segment = Segment.empty(8, 3, obs=np.zeros((3, 4), np.float32), action=np.zeros(3, np.int64))
         >>> segment.scored[:] = True
         >>> sorted(learner.learn(segment, Coefficients(3e-4, 0.2, 0.0)))[:3]

@@ -47,8 +47,8 @@ class RewardTask(HasTask, gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         env.unwrapped.spec = None  # that of the inner environment would build it without the task; `gymnasium.make` sets ours
 
-    @property  # type: ignore[override]
-    def spec(self) -> Any:
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
         """The registered spec, where `gymnasium.make` built it."""
         return self.env.unwrapped.spec
 

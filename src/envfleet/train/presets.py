@@ -26,7 +26,8 @@ PRESETS: dict[str, dict[str, Any]] = {
               "entropy": 0.05, "entropy_final": 0.0},
     # Whole outer episodes of 4 x 15 steps; the exploration of the first pays in the others.
     "gridnavi": {"env_type": "meta", "episodes_per_task": 4, "num_envs": 128, "num_steps": 60, "num_epochs": 4, "num_minibatches": 4,
-                 "learning_rate": 2e-3, "gamma": 0.97, "gae_lambda": 0.95, "entropy": 0.02, "total_steps": 4_000_000, "previous_step": True},
+                 "learning_rate": 2e-3, "gamma": 0.97, "gae_lambda": 0.95, "entropy": 0.02, "total_steps": 1_000_000,
+                 "previous_step": True, "normalize_reward": True},
     "pointrobot": {"env_type": "meta", "episodes_per_task": 3, "num_envs": 64, "num_steps": 60, "num_epochs": 4, "num_minibatches": 4,
                    "learning_rate": 2e-3, "gamma": 0.97, "total_steps": 1_500_000, "previous_step": True, "normalize_reward": True},
     "antdir": {"env_type": "meta", "episodes_per_task": 2, "num_envs": 16, "num_steps": 400, "num_epochs": 6, "num_minibatches": 4,

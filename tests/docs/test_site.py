@@ -54,5 +54,5 @@ def test_search_knows_pages_words_and_names(site):
 def test_the_reference_describes_every_public_name(site):
     text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     described = set(re.findall(r'<h2 id="[^"]+"><code>([\w.]+)</code>', text))
-    modules = {"adapters", "envs", "errors", "remote", "rollout", "testing", "train"}
+    modules = {"adapters", "envs", "errors", "remote", "rollout", "tasks", "testing", "train"}
     assert {name for name in envfleet.__all__ if name not in described} == modules

@@ -18,7 +18,12 @@ from envfleet.tasks.task_space import TaskSpace, as_task_space
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How an episode went. `success` is from 0 to 1; `value_error` is the mean size of its advantages, where a trainer knows them."""
+    """How an episode went. `success` is from 0 to 1; `value_error` is the mean size of its advantages, where a trainer knows them.
+
+    Example:
+        >>> TaskResult(ticket=0, task="easy", episode_return=1.0, length=10).success is None
+        True
+    """
 
     ticket: int
     task: Any
@@ -29,7 +34,15 @@ class TaskResult:
 
 
 class Curriculum(abc.ABC):
-    """Chooses tasks, learns from results, and can be stored."""
+    """Chooses tasks, learns from results, and can be stored.
+
+    Example:
+        >>> class Alternating(Curriculum):
+        ...     def assign(self, slots, rng):
+        ...         return [self.space.values[slot % 2] for slot in slots]
+        >>> Alternating(["left", "right"]).assign([0, 1, 2], np.random.default_rng(0))
+        ['left', 'right', 'left']
+    """
 
     def __init__(self, tasks: Any) -> None:
         self.space: TaskSpace = as_task_space(tasks)

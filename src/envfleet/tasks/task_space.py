@@ -55,7 +55,13 @@ def task_text(task: Any) -> str:
 
 
 class TaskSpace(abc.ABC):
-    """The tasks of a family."""
+    """The tasks of a family.
+
+    Example:
+        >>> from envfleet.envs.gridnavi import GridNavi
+        >>> GridNavi().task_space.size
+        21
+    """
 
     #: How many there are; None: as many as one likes.
     size: int | None = None

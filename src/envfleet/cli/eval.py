@@ -48,6 +48,9 @@ def run(args: argparse.Namespace) -> int:
     spread = f"± {evaluation.std_return:.2f} (from {evaluation.min_return:.2f} to {evaluation.max_return:.2f})"
     print(f"{agent.config.env_name}, update {agent.update}, {evaluation.num_episodes} episodes")
     print(f"return {evaluation.mean_return:.2f} {spread}, length {evaluation.mean_length:.1f}")
+    if inner := evaluation.mean_inner_returns:
+        which = f"{agent.config.num_eval_tasks} held-out tasks" if agent.config.num_eval_tasks else "tasks of the family"
+        print(f"{which}, return by inner episode: {'  '.join(f'{mean:.2f}' for mean in inner)}")
     for name, mean in getattr(evaluation, "mean_agent_returns", {}).items():
         print(f"return/{name} {mean:.2f}")
     if isinstance(evaluation, TeamEvaluation) and args.opponent:

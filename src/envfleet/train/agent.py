@@ -18,6 +18,7 @@ from envfleet.train.checkpoint import load
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.settings import parse
+from envfleet.train.task_training import tasks_of
 
 
 @dataclass
@@ -59,12 +60,14 @@ class Agent:
         *,
         episodes: int | None = None,
     ) -> Evaluation:
-        """Play episodes on an environment of their own; for `opponents` of many agents see `Evaluator.run`.
+        """Play episodes on an environment of their own, of held-out tasks where the run has some; for `opponents` of many agents see
+        `Evaluator.run`.
 
         `episodes` is an old spelling of `num_episodes`.
         """
         num_episodes = num_episodes if episodes is None else episodes
-        evaluator = Evaluator([self.env], self.config, seed, render=frames is not None)
+        tasks = tasks_of(self.config, self.env).held_out if self.config.env_type == "meta" else []
+        evaluator = Evaluator([self.env], self.config, seed, render=frames is not None, tasks=tasks)
         try:
             self.fps = int(evaluator.metadata.get("render_fps", 30))
             return evaluator.run(self.policies, num_episodes, deterministic, opponents, frames)

@@ -120,6 +120,8 @@ class PPOTrainer:
     """
 
     def __init__(self, config: PPOConfig, *, view: View | None = None, tasks: Any = None) -> None:
+        if not isinstance(config, PPOConfig):
+            raise BadArgument(f"config={config!r}: give a PPOConfig, e.g. PPOTrainer(PPOConfig(env='CartPole-v1'))")
         self.config = config
         self.view = view or View()
         self.tasks = tasks

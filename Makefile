@@ -26,7 +26,7 @@ $(VENV)/.core: $(INPUTS)
 $(VENV)/.train: $(VENV)/.core
 	@echo "setting up .venv: training (PyTorch)"
 	@$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	@$(PIP) install -q -c constraints.txt -e '.[cli,train,classic,video,remote]'
+	@$(PIP) install -q -c constraints.txt -e '.[cli,train,classic,video,remote,datasets]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train

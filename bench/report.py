@@ -77,7 +77,7 @@ def _about(results: Mapping[str, Any]) -> str:
         f"Measured {about['date']} on {about['cpus']} cores ({about['processor']}), Python {about['python']}, {versions}; "
         f"compiled core {about['compiled core']}. {about['options']['pairs']} slices of "
         f"{about['options']['seconds']} s a contestant, {about.get('took_s', 0) / 60:.0f} minutes in all. "
-        f"Strangers' share of the CPU in the slices used: {foreign}; {thrown} slices were thrown away and repeated, "
+        f"CPU share of other programs in the slices used: {foreign}; {thrown} slices were thrown away and repeated, "
         f"{sum(share > MAX_FOREIGN for share in shares)} above {100 * MAX_FOREIGN:.0f} % had to be kept."
     )
 

@@ -1,7 +1,7 @@
 """Make the README's pictures again: `python tools/make_pictures.py [throughput] [demo]`.
 
 `throughput.svg` is drawn from the tables in docs/performance.md, which the benchmark writes. `demo.svg` is a recording of
-`envfleet demo`: every line appears when it appeared. Both are plain SVG, without scripts and fonts from elsewhere.
+`envfleet demo`: every line appears when it appeared, but no pause is longer than a second. Both are plain SVG, without scripts and fonts from elsewhere.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ SHOWN = {
     "SB3 Subproc (fork)": "SB3 SubprocVecEnv",
     "TorchRL Parallel": "TorchRL ParallelEnv",
 }
+#: Longer pauses in a recording are shortened to this.
+LONGEST_PAUSE_S = 1.0
 PANELS = ("CartPole-v1, 64 slots", "Ant-v5, 64 slots")
 SANS, MONO = "system-ui,Segoe UI,Helvetica,Arial,sans-serif", "ui-monospace,Menlo,Consolas,monospace"
 
@@ -92,7 +94,11 @@ def record(command: list[str]) -> list[tuple[float, str]]:
 def terminal(prompt: str, lines: list[tuple[float, str]], columns: int = 118) -> str:
     """A terminal in which the lines appear at their times."""
     cell, high, left, top = 7.3, 17, 14, 44
-    shown = [(0.0, f"$ {prompt}"), *((at, line[: columns - 1] + "…" if len(line) > columns else line) for at, line in lines)]
+    shown = [(0.0, f"$ {prompt}")]
+    waited = 0.0  # how much of the waiting was left out
+    for before, (at, line) in zip([0.0, *(at for at, _ in lines)], lines):
+        waited += max(0.0, at - before - LONGEST_PAUSE_S)
+        shown.append((at - waited, line[: columns - 1] + "…" if len(line) > columns else line))
     text = []
     for i, (at, line) in enumerate(shown):
         colour = "#86efac" if "✓" in line else "#f8fafc" if line.startswith("$") or re.match(r"\d/\d", line) else "#cbd5e1"
@@ -103,7 +109,8 @@ def terminal(prompt: str, lines: list[tuple[float, str]], columns: int = 118) ->
     dots = "".join(
         f'<circle cx="{18 + 18 * i}" cy="16" r="5" fill="{c}"/>' for i, c in enumerate(("#f87171", "#fbbf24", "#4ade80"))
     )
-    style = "<style>.l{opacity:0;animation:on .01s linear forwards}@keyframes on{to{opacity:1}}@media (prefers-reduced-motion){.l{opacity:1;animation:none}}</style>"
+    # Where nothing moves (a viewer without animations, print), all lines are visible.
+    style = "<style>.l{animation:on .01s linear backwards}@keyframes on{from{opacity:0}}@media (prefers-reduced-motion){.l{animation:none}}</style>"
     body = f'{style}{dots}<g font-family="{MONO}" font-size="12">{"".join(text)}</g>'
     return _svg(int(columns * cell + 2 * left), top + len(shown) * high + 4, body, "#0f172a")
 

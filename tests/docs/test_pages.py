@@ -227,3 +227,17 @@ def test_the_readme_names_the_two_commands_and_ci_runs_the_second():
     readme = (ROOT / "README.md").read_text()
     assert "make demo" in readme and "make test" in readme
     assert (ROOT / ".ci/run").read_text().strip().splitlines()[-1] == "make test"
+
+
+def test_the_speed_in_the_readme_is_that_of_the_benchmark():
+    said = " ".join((ROOT / "README.md").read_text().split())
+    page = (ROOT / "docs/performance.md").read_text()
+    times = re.search(r"more than (\d+) times the steps of Gymnasium's process workers", said)
+    low = re.search(r"\| cartpole-64 \| ours shm-share, over gymnasium Async \|.*?\[([\d.]+),", page)
+    assert times and low and float(times[1]) <= float(low[1])
+    shares = re.search(r"reached ([\d.]+) \(CartPole\) and ([\d.]+) \(Ant\) of the limit", said)
+    assert shares
+    for title, share in zip(("CartPole-v1, 64 slots", "Ant-v5, 64 slots"), shares.groups()):
+        table = page.split(f"### {title}\n", 1)[1]
+        found = re.search(r"\| ours auto \| [^|]+ \| ([\d.]+) \[", table)
+        assert found and found[1] == share

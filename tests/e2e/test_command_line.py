@@ -57,6 +57,10 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch, capsys):
         (["eval", "run", "--episodes", "few"], "--num-episodes/--episodes: 'few' is not a whole number from 1 up"),
         (["tune", "CartPole-v1", "--workers", "1,two"], "--num-workers/--workers: 'two' is not a whole number"),
         (["tune", "CartPole-v1", "--seconds", "-1"], "--seconds: '-1' is not a number of seconds above 0"),
+        (["tune", "CartPole-v1", "--out", "a.xyz"], "--out: 'a.xyz' does not end in .png, .pdf or .svg"),
+        (["collect", "CartPole-v1", "--seed", "-1"], "--seed: '-1' is not a whole number from 0 up"),
+        (["eval", "run", "--seed", "-1"], "--seed: '-1' is not a whole number from 0 up"),
+        (["serve", "CartPole-v1", "--env-kwargs", "{"], "--env-kwargs: '{' is not a JSON object"),
         (["doctor", "--jsno"], "unrecognized arguments: --jsno"),
     ],
 )
@@ -64,6 +68,26 @@ def test_misuse_is_one_line_that_names_the_flag(words, wrong, capsys):
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith("envfleet: ") and said.count("\n") == 1 and wrong in said and "--help" in said
+
+
+def test_values_are_refused_by_name_before_anything_runs(tmp_path, capsys):
+    for words, wrong in (
+        (["serve", "CartPole-v1", "--port", "99999"], "port=99999: give a number from 0 to 65535"),
+        (["serve", "CartPole-v1", "--max-sessions", "0"], "max_sessions=0: give 1 or more"),
+        (["serve", "CartPole-v1", "--idle-timeout-s", "0"], "idle_timeout_s=0.0: give seconds above 0"),
+        (["tune", "CartPole-v1", "--backends", "shm,ray"], "--backends ray: choose some of serial, shm,"),
+        (["report", str(tmp_path), "--out", str(tmp_path)], "is a directory: give the name of a file"),
+    ):
+        assert main(words) == 2
+        told = capsys.readouterr()
+        assert wrong in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_the_demo_says_what_is_missing_before_its_first_part(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["demo"]) == 2
+    told = capsys.readouterr()
+    assert 'pip install "envfleet[train]"' in told.err and not told.out
 
 
 def test_unknown_command_suggests_the_closest(capsys):

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,8 +30,9 @@ def test_collect_inspect_and_go_on(tmp_path, capsys):
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "a")]) == 0
     told = capsys.readouterr().out
-    assert "episodes                20" in told and "observations: float32 [4] a step" in told
+    assert "episodes                20" in told and "observations: float32 [4] per step" in told
     assert (tmp_path / "a" / "_returns.png").read_bytes()[:4] == b"\x89PNG"
+    assert not list((tmp_path / "a").glob(".*.tmp"))
     assert main(["inspect", str(tmp_path / "a"), "--json", "--no-plot"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_episodes"] == 20 and found["run"]["env"] == "CartPole-v1"
@@ -40,12 +42,36 @@ def test_collect_refuses_what_is_another_collection(tmp_path, capsys):
     assert collect(tmp_path, "--episodes", "2") == 0
     assert collect(tmp_path, "--episodes", "4", "--seed", "1") == 2
     assert "seed: 0 then, 1 now" in capsys.readouterr().err
+    capsys.readouterr()
     assert collect(tmp_path / "x", "--policy", "nonsense") == 2
-    assert "'random', an existing checkpoint, or MODULE:NAME" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "'random', an existing checkpoint, or MODULE:NAME" in told.err
+    assert not told.out  # refused before a fleet was made
     assert main(["inspect", str(tmp_path / "nothing")]) == 2
     (tmp_path / "file").write_text("")
     assert collect(tmp_path / "file" / "below") == 2
     assert "cannot be made" in capsys.readouterr().err
+
+
+def test_a_plot_replaces_the_one_before_only_when_it_is_complete(tmp_path, monkeypatch):
+    from envfleet.cli import plot
+
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"the one before")
+    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        plot.draw(picture, "title", [lambda axes: axes.plot([1, 2])])
+    assert picture.read_bytes() == b"the one before" and [found.name for found in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_lost_episodes_are_one_line_in_a_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_raising.py").write_text(
+        "from envfleet.envs.probe import Faulty\ndef make():\n    return Faulty('step', 'raise', at=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert collect(tmp_path / "d", "--episodes", "1", "--max-retries", "0", env="my_raising:make") != 0
+    told = capsys.readouterr().err
+    assert "envfleet: warning: 1 episodes failed" in told and "collect.py" not in told
 
 
 def test_an_interrupted_collection_says_how_to_go_on(tmp_path, monkeypatch, capsys):
@@ -136,7 +162,7 @@ def test_sweep_prints_the_best_setting_and_draws_a_plot(tmp_path, capsys):
     assert "serial" in told and "thread" in told and "best: " in told
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert main(["sweep", "CartPole-v1", "--workers", "two"]) == 2
-    assert main(["sweep", "CartPole-v1", "--workers", "1", "--backends", "nope", "--no-plot"]) == 1
+    assert main(["sweep", "CartPole-v1", "--workers", "1", "--backends", "nope", "--no-plot"]) == 2
 
 
 def test_a_progress_bar_on_a_terminal_only(monkeypatch):

@@ -41,7 +41,7 @@ def recipe(env: Any, count: int = 2, **more: Any) -> Recipe:
         ("step", "kill", "SIGKILL"),
         ("step", "hang", "step_timeout_s=0.3"),
         ("step", "raise", "planted fault in step"),
-        ("step", "bad", "ValueError"),
+        ("step", "bad", "TypeError: step() returned"),
         ("reset", "exit", "exited with code 7"),
         ("reset", "hang", "reset_timeout_s=0.3"),
         ("reset", "raise", "planted fault in reset"),

@@ -38,7 +38,7 @@ def test_a_batch_cannot_be_unpacked_and_says_what_can(batch):
     ],
 )
 def test_a_batch_knows_what_was_meant(batch, wrong, right):
-    with pytest.raises(AttributeError, match=rf"no '{wrong}': did you mean batch\.{right}\?"):
+    with pytest.raises(AttributeError, match=rf"no '{wrong}': use batch\.{right}$"):
         getattr(batch, wrong)
     getattr(batch, right)
 
@@ -117,3 +117,41 @@ def test_arguments_that_could_be_meant_for_both_are_refused():
         ef.ParallelEnvSharedMemory(Agents, n_envs=2, red_agent="a")
     with pytest.raises(BadArgument, match="put them into the callables"):
         ef.VectorizedEnvs([Agents, Agents], num_envs=2, red_agent_type="a")
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "7", True])
+def test_seeds_of_runs_are_refused_by_name(seed):
+    with pytest.raises(BadArgument, match=r"seed=.*: give a whole number, 0 or more"):
+        ef.episode_seed(seed, "train", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("address", "wrong"),
+    [("localhost:8000", "has no http:// in front"), ("ftp://host", "begins with ftp://"), ("", "has no http://")],
+)
+def test_an_address_without_a_scheme_says_so(address, wrong):
+    pytest.importorskip("websockets")
+    with pytest.raises(BadArgument, match=f"looks like http://host:8000.*{wrong}"):
+        ef.HttpEnvClient(address)
+
+
+def test_a_trainer_needs_a_config():
+    pytest.importorskip("torch")
+    from envfleet.train import PPOTrainer
+
+    with pytest.raises(BadArgument, match="give a PPOConfig"):
+        PPOTrainer("CartPole-v1")  # type: ignore[arg-type]
+
+
+def test_the_plan_names_the_old_gym_api():
+    class Old(gym.Env):
+        observation_space, action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, True, {}
+
+    with ef.make(Old, 2) as fleet:
+        assert "step() returned 4 values" in str(fleet.plan)

@@ -11,6 +11,7 @@ from typing import Any
 from envfleet.errors import FleetError, KeeperLost
 from envfleet.faults.failure import Failure, exit_words, init_fault
 from envfleet.multiagent.agent_env import AgentEnv
+from envfleet.slots.env_contract import unpack_result
 from envfleet.slots.factories import Recipe
 from envfleet.util.text import first_line
 from envfleet.util.trees import tree_leaves
@@ -50,10 +51,15 @@ def measure_env(env: Any, seconds: float = PROBE_S) -> dict[str, Any]:
         return _measure_agents(env, seconds)
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(64)]
-    obs, _ = env.reset(seed=0)
+    obs, _ = unpack_result(env.reset(seed=0), 2, "reset")
     steps, warm, begun = 0, 3, _marks()
     while not _is_over(steps, time.perf_counter() - begun[0], seconds):
-        _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+        result = env.step(actions[steps % 64])
+        try:
+            _, _, terminated, truncated, _ = result
+        except (TypeError, ValueError):
+            unpack_result(result, 5, "step")  # raises what a slot would
+            raise
         if terminated or truncated:
             env.reset()
         steps += 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.options import ENV_HELP, add_shared, positive
+from envfleet.cli.options import ENV_HELP, add_shared, natural, positive
 from envfleet.cli.serve import add_token_file, read_token
 from envfleet.errors import BadArgument
 from envfleet.util.loading import load_attribute
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "num_workers")
     parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="how slots are stepped")
     parser.add_argument("--max-steps", type=positive, help="truncate episodes after this many steps")
-    parser.add_argument("--max-retries", type=int, default=2, help="start an episode again after a fault, this many times")
+    parser.add_argument("--max-retries", type=natural, default=2, help="start an episode again after a fault, this many times")
     add_token_file(parser, "file with the servers' token")
     parser.add_argument("--infos", action="store_true", help="store the info dicts too")
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     place = out / "_parts" if args.format == "minari" else out
     with DatasetWriter(place, run=about, resume=True) as writer:
         if writer.ids:
-            print(f"{len(writer.ids)} of {count} episodes are there already", flush=True)
+            print(f"{len(writer.ids):,} of {count:,} episodes are there already", flush=True)
         spaces = _collect(args, writer)
         missing = count - sum(number < count for number in writer.ids)
     if args.format == "minari" and not missing:
@@ -73,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             safe = f"all episodes are safe in {place}: the same command converts them"
             raise WriteFailed(out, error, safe) from error
-    where = f"{count - missing} episodes in {out}"
-    print(f"{where}; {missing} failed: the same command tries them again" if missing else where)
+    where = f"{count - missing:,} episodes in {out}"
+    more = f"{missing:,} failed: the same command tries them again" if missing else f"`envfleet inspect {out}` shows them"
+    print(f"{where}; {more}")
     return 1 if missing else 0
 
 
@@ -102,12 +104,14 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
         num_envs = count_sessions(env, num_envs, token=token)
         if num_envs < args.num_envs:
             print(f"the servers have {num_envs} sessions free, so {num_envs} run at once", flush=True)
+    complete = all(number in writer.ids for number in range(args.num_episodes))
+    policy_for = None if complete else _load_policy(args)  # a wrong --policy is refused before a fleet is made
     with make(env, num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:
         spaces = (fleet.single_observation_space, fleet.single_action_space)
-        if all(number in writer.ids for number in range(args.num_episodes)):
+        if complete:
             return spaces
         print(f"{args.env}: {fleet.plan}", flush=True)
-        policy = _policy(args, fleet)
+        policy = policy_for and policy_for(fleet.num_envs)
         collector = Collector(
             fleet,
             policy,
@@ -124,27 +128,36 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
                 writer.add(rollout)
         except KeyboardInterrupt:
             if args.out is not None:
-                print(f"{len(writer.ids)} of {args.num_episodes} episodes are in {args.out}; the same command makes the others")
+                print(
+                    f"{len(writer.ids):,} of {args.num_episodes:,} episodes are in {args.out}; the same command collects the others"
+                )
             raise
-        print(collector.stats())
+        stats = collector.stats()
+        print(stats if args.out is None else stats.line)  # `envfleet inspect` shows the whole table
         print(f"ledger: {collector.ledger}")
         print(f"verdict: {collector.verdict().sentence}")
     return spaces
 
 
-def _policy(args: argparse.Namespace, fleet: Any) -> Any:
+def _load_policy(args: argparse.Namespace) -> Callable[[int], Any] | None:
+    """What makes the policy for a number of environments; None: random actions."""
     if args.policy == "random":
         return None
     if Path(args.policy).exists():
         from envfleet.train.agent import load_agent
 
         agent: Any = load_agent(args.policy)
-        policy = agent.policy(fleet.num_envs, deterministic=not args.sample, seed=args.seed)
-        policy.version = agent.update  # every step of the dataset names the update that chose its action
-        return policy
+
+        def trained(num_envs: int) -> Any:
+            policy = agent.policy(num_envs, deterministic=not args.sample, seed=args.seed)
+            policy.version = agent.update  # every step of the dataset names the update that chose its action
+            return policy
+
+        return trained
     if ":" not in args.policy:
         raise BadArgument(f"--policy {args.policy!r}: give 'random', an existing checkpoint, or MODULE:NAME")
-    return load_attribute(args.policy, "--policy")
+    policy = load_attribute(args.policy, "--policy")
+    return lambda num_envs: policy
 
 
 def _has_minari(directory: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import platform
 import tempfile
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envfleet.cli.options import add_shared, positive
+from envfleet.errors import BadArgument, MissingExtra
 
 if TYPE_CHECKING:
     from envfleet.cli.demo_parts import Part
@@ -38,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show all parts, or compare backends; 0 when all is as it should be, 1 when not."""
-    from envfleet.errors import BadArgument
-
     if args.backends:
         return compare(args)
     if args.env is not None:
@@ -73,6 +73,9 @@ def run_demo(out: str | None = None, total_steps: int = 100_000) -> bool:
     from envfleet.cli.demo_page import write_demo
     from envfleet.util.machine import usable_cpus
 
+    for module, extra in (("starlette", "remote"), ("torch", "train")):
+        if importlib.util.find_spec(module) is None:  # said now, not after three of the parts
+            raise MissingExtra(module, extra=extra)
     began = time.perf_counter()
     folder = free_folder(Path(out)) if out else Path(tempfile.mkdtemp(prefix="envfleet-demo-"))
     shows: list[tuple[str, Callable[[], Part]]] = [

@@ -201,7 +201,7 @@ def print_report(report: Mapping[str, Any]) -> None:
         works = f"works, {trial['seconds']:.2f} s to start, step and close"
         print(f"{method:<14} {works if trial['ok'] else trial['error']}")
     compiled = report["compiled_core"]
-    print(f"compiled core    {'present' if compiled['present'] else compiled['why']}")
+    print(f"compiled core  {'present' if compiled['present'] else compiled['why']}")
     for extra, packages in report["extras"].items():
         missing = [name for name, version in packages.items() if version is None]
         have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _opponent(given: str, agent: Any) -> Any:
     if not agent.agents:
-        raise BadArgument(f"--opponent {given}: the run in question has one agent and no opponents")
+        raise BadArgument(f"--opponent {given}: this run has one agent and no opponents")
     return load_attribute(given, "--opponent") if ":" in given else given
 
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.options import add_shared
+from envfleet.cli.options import add_shared, picture
 
 HELP = "show what is in a dataset"
 DESCRIPTION = (
@@ -20,7 +20,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="a dataset directory")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="where to draw (default: DIR/_returns.png)")
+    parser.add_argument("--plot", type=picture, metavar="PNG", help="where to draw (default: DIR/_returns.png)")
     parser.add_argument("--no-plot", action="store_true", help="print only")
     add_shared(parser, "json")
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     for kept in sorted(args.directory.glob("_*.damaged-*")):
         print(f"kept as damaged: {kept}")
     if plot is not None:
-        print(f"picture: {plot}")
+        print(f"plot: {plot}")
     return 0
 
 
@@ -70,7 +70,7 @@ def _shapes(rollout: Any) -> dict[str, str]:
 
     arrays = rollout.arrays()
     leaves = [leaf for name in ("observations", "actions") for leaf in tree_leaves(arrays[name], name)]
-    return {path: f"{leaf.dtype} {list(leaf.shape[1:])} a step" for path, leaf in leaves}
+    return {path: f"{leaf.dtype} {list(leaf.shape[1:])} per step" for path, leaf in leaves}
 
 
 def _draw(path: Path, title: str, returns: list[float], lengths: list[int]) -> None:
@@ -80,10 +80,10 @@ def _draw(path: Path, title: str, returns: list[float], lengths: list[int]) -> N
     from envfleet.cli.plot import draw
 
     def course(axes: Any) -> None:
-        width = max(1, len(returns) // 20)
+        width = min(len(returns), max(10, len(returns) // 20))
         mean = np.convolve(returns, np.ones(width) / width, mode="valid")
-        axes.plot(returns, ".", markersize=2, alpha=0.5, label="episodes")
-        axes.plot(np.arange(len(mean)) + width - 1, mean, label=f"mean of {width}")
+        axes.plot(returns, ".", markersize=2, alpha=0.5, label="one episode")
+        axes.plot(np.arange(len(mean)) + width - 1, mean, label=f"moving mean of {width} episodes")
         axes.set(xlabel="episode", ylabel="return")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(fontsize=7)

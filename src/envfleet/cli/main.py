@@ -23,7 +23,16 @@ from typing import Any, NoReturn
 
 import envfleet
 from envfleet.cli.options import Help
-from envfleet.errors import BadArgument, DamagedWarning, FaultError, FleetError, MissingExtra, UncheckedWarning, WriteFailed
+from envfleet.errors import (
+    BadArgument,
+    DamagedWarning,
+    FaultError,
+    FleetError,
+    LedgerWarning,
+    MissingExtra,
+    UncheckedWarning,
+    WriteFailed,
+)
 from envfleet.util.extras import extra_of
 from envfleet.util.files import NO_ROOM
 from envfleet.util.text import Hint, first_line
@@ -166,11 +175,11 @@ def _say(line: str) -> None:
 
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """What we warn about files is one line, without the place in our source."""
+    """What we warn about files and lost episodes is one line, without the place in our source."""
     shown = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, (DamagedWarning, UncheckedWarning)):
+        if issubclass(category, (DamagedWarning, LedgerWarning, UncheckedWarning)):
             _say(f"warning: {message}")
         else:
             shown(message, category, *where, **more)

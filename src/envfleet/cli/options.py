@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 ENV_HELP = 'a Gymnasium id, a short name (tmaze, catch, …) or "module:attribute"'
@@ -15,6 +16,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def natural(text: str) -> int:
+    """A whole number from 0 up."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
 def positives(text: str) -> list[int]:
     """Whole numbers from 1 up, separated by commas."""
     return [positive(word.strip()) for word in text.split(",")]
@@ -23,6 +31,14 @@ def positives(text: str) -> list[int]:
 def words(text: str) -> list[str]:
     """Words separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def picture(text: str) -> Path:
+    """The name of a file that a plot can be written to."""
+    path = Path(text)
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .pdf or .svg")
+    return path
 
 
 def seconds(text: str) -> float:
@@ -45,7 +61,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"type": positive, "metavar": "N", "help": "worker processes or threads (default: chosen by the backend)"},
     ),
     "num_episodes": (("--num-episodes", "--episodes"), {"type": positive, "metavar": "N", "help": "episodes"}),
-    "seed": (("--seed",), {"type": int, "metavar": "N", "help": "seed of the run"}),
+    "seed": (("--seed",), {"type": natural, "metavar": "N", "help": "seed of the run"}),
     "backend": (("--backend",), {"default": "auto", "metavar": "NAME", "help": "serial, thread, aio, pipe, shm …"}),
     "json": (("--json",), {"action": "store_true", "help": "print one JSON object and nothing else"}),
 }

@@ -1,13 +1,15 @@
-"""Plots of the commands, as PNG files."""
+"""Plots of the commands, as files that are complete or absent."""
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from envfleet.errors import BadArgument, MissingExtra
+from envfleet.util.files import write_durably
 
 
 def can_draw() -> bool:
@@ -31,7 +33,9 @@ def draw(path: Path, title: str, panels: Sequence[Callable[[Any], None]], height
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0]):
         panel(axes)
     try:
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=path.suffix[1:], dpi=110)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
+        write_durably(path, drawn.getbuffer(), fsync=False)
     except OSError as problem:
         raise BadArgument(f"the plot {path} cannot be written: {problem}") from None

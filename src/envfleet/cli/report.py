@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from envfleet.errors import BadArgument
+
 HELP = "write the report of a run again, or compare runs"
 DESCRIPTION = (
     "Writes report.html of a run folder again from its metrics, also while the run is going on or after it was killed. With "
@@ -25,6 +27,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     from envfleet.train.html_report import write_comparison, write_report
 
+    if args.out is not None:
+        if args.out.is_dir():
+            raise BadArgument(f"--out {args.out} is a directory: give the name of a file")
+        args.out.parent.mkdir(parents=True, exist_ok=True)
     if len(args.folders) == 1:
         path = write_report(args.folders[0], path=args.out)
     else:

@@ -37,6 +37,16 @@ _LISTS = {
 }  # fmt: skip
 
 
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"size": 3}}')
+    return found
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     from envfleet.remote.server_config import ServerConfig
@@ -56,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where environments run; auto: worker processes with a thread for each session",
     )
     add_token_file(parser, "file with the token clients must send")
-    parser.add_argument("--env-kwargs", type=json.loads, default=None, metavar="JSON", help="e.g. '{\"latency_s\": 0.05}'")
+    parser.add_argument("--env-kwargs", type=_mapping, default=None, metavar="JSON", help="e.g. '{\"latency_s\": 0.05}'")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_result(result: Any) -> None:
     print(
-        f"{result.num_steps:,} steps in {result.wall_s:.1f} s ({result.steps_per_s:,.0f} steps/s), {result.num_episodes} episodes"
+        f"{result.num_steps:,} steps in {result.wall_s:.1f} s ({result.steps_per_s:,.0f} steps/s), {result.num_episodes:,} episodes"
     )
     if result.returns:
         print(f"return of the last {len(result.returns)} episodes: {result.mean_return:.2f}")

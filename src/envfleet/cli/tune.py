@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.options import add_shared, positives, seconds, words
-from envfleet.errors import FleetError
+from envfleet.cli.options import add_shared, picture, positives, seconds, words
+from envfleet.errors import BadArgument, FleetError
 from envfleet.util.machine import usable_cpus
 from envfleet.util.text import first_line
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "num_workers", type=positives, help="worker counts, comma-separated (default: those that may be faster)")
     parser.add_argument("--backends", type=words, metavar="NAMES", help="backends, comma-separated (default: all)")
     parser.add_argument("--seconds", type=seconds, default=1.0, help="how long each setting is measured")
-    parser.add_argument("--out", type=Path, metavar="PNG", help="where to draw (default: tune-ENV.png)")
+    parser.add_argument("--out", type=picture, metavar="PNG", help="where to draw (default: tune-ENV.png)")
     parser.add_argument("--no-plot", action="store_true", help="print only")
     add_shared(parser, "json")
 
@@ -76,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
             found = f"{point.steps_per_s:>12,.0f} steps/s  start {point.start_s:5.2f} s"
             print(f"{point.num_slots:>6} slots  {point.name:<18} {point.problem or found}", flush=True)
 
+    for backend in args.backends or ():
+        if backend not in (choices := ("serial", "shm", "pipe", "thread", "aio")):
+            raise BadArgument(f"--backends {backend}: choose some of {', '.join(choices)}")
     env = resolve(resolve_env(args.env))
     with make(env, 1) as fleet:
         fleet.reset(seed=0)  # an environment that cannot be made is one error here, not one for every setting

@@ -121,7 +121,7 @@ class Batch:
             if by_group:
                 return by_group
             meant = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, [*_NAMES, *columns], 1)), None)
-            hint = f": did you mean batch.{meant}?" if meant else f"; it has {', '.join([*_NAMES, *columns])}"
+            hint = f": use batch.{meant}" if meant else f"; it has {', '.join([*_NAMES, *columns])}"
             raise AttributeError(f"a Batch has no {name!r}{hint}")
 
         def __iter__(self) -> Any:

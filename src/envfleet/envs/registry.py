@@ -93,7 +93,7 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
 
     close = difflib.get_close_matches(name, [*SHORT_NAMES, *gym.registry], n=3, cutoff=0.6)
     hint = f"Close names: {', '.join(close)}" if close else 'Give a Gymnasium id, a short name or "module:attribute"'
-    raise BadArgument(f"unknown environment {name!r}: {problem.rstrip('.')}. {hint}")
+    raise BadArgument(f"unknown environment {name!r}: {problem if problem.endswith('?') else problem.rstrip('.') + '.'} {hint}")
 
 
 def spec_of(name: str) -> Any:

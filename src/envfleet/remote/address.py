@@ -41,8 +41,11 @@ class Endpoint:
         parts = urlsplit(url if isinstance(url, str) else "")
         scheme = _SCHEMES.get(parts.scheme)
         if scheme is None or not parts.hostname:
-            shown = f", not {parts.scheme}://…" if parts.scheme else ""  # the rest may hold a password
-            raise BadArgument(f"a server's address looks like http://host:8000 (or https, ws, wss){shown}")
+            named = scheme or parts.netloc  # "localhost:8000" has neither
+            found = (
+                f"this one begins with {parts.scheme}://" if named else "this one has no http:// in front"
+            )  # no more: passwords
+            raise BadArgument(f"a server's address looks like http://host:8000 (or https, ws, wss); {found}")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         netloc = f"{host}:{parts.port}" if parts.port else host
         path = parts.path.rstrip("/").removesuffix("/ws")

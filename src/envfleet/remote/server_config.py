@@ -59,11 +59,16 @@ class ServerConfig:
     allow_origins: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.max_sessions < 1 or not 0 <= self.port < 65536:
-            raise BadArgument("max_sessions must be at least 1, port between 0 and 65535")
-        waits = (self.idle_timeout_s, self.step_timeout_s, self.init_timeout_s, self.ping_s, self.request_timeout_s)
-        if min(waits) <= 0 or min(self.handover_s, self.episode_idle_s) < 0:
-            raise BadArgument("timeouts are seconds above 0")
+        if self.max_sessions < 1:
+            raise BadArgument(f"max_sessions={self.max_sessions}: give 1 or more")
+        if not 0 <= self.port < 65536:
+            raise BadArgument(f"port={self.port}: give a number from 0 to 65535")
+        for name in ("idle_timeout_s", "step_timeout_s", "init_timeout_s", "ping_s", "request_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise BadArgument(f"{name}={getattr(self, name)}: give seconds above 0")
+        for name in ("handover_s", "episode_idle_s"):
+            if getattr(self, name) < 0:
+                raise BadArgument(f"{name}={getattr(self, name)}: give seconds, 0 or more")
         if self.token is not None and not self.token.strip():
             raise BadArgument("the token is empty")
         if isinstance(self.allow_hosts, str) or isinstance(self.allow_origins, str):

@@ -77,7 +77,7 @@ class Ledger:
             if bin_
         ]
         if self.retried:
-            reasons.append(f"{self.retried} of the failed were begun again")
+            reasons.append(f"{self.retried} of the failed were started again")
         notes = f" ({'; '.join(reasons)})" if reasons else ""
         return (
             f"started {self.started} = used {self.used} + dropped {self.dropped.total()} "

@@ -136,6 +136,12 @@ class Stats:
 
         return Verdict(self.seconds, [], mode="clients")
 
+    @property
+    def line(self) -> str:
+        """Steps, speed, mean return and mean length in one line."""
+        means = f"return {self.mean_return:.4g} ± {self.std_return:.4g}, length {self.mean_length:.4g} ± {self.std_length:.4g}"
+        return f"{self.total_steps:,} steps ({self.steps_per_s:,.0f} steps/s), {means}"
+
     def rows(self) -> list[tuple[str, str]]:
         """(name, value) pairs for printing."""
         quantiles = " ".join(f"{value:.4g}" for value in self.return_quantiles.values())

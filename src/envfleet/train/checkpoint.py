@@ -108,7 +108,7 @@ class Checkpoints:
         if problems:
             found = "; ".join(f"{one.path.name}: {one.problem}" for one in problems)
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole ({found}): take them from a copy, or begin in another folder"
+                f"every checkpoint in {self.folder} is damaged ({found}): restore one from a copy, or use another folder"
             )
         return None
 

@@ -122,6 +122,8 @@ class PPOTrainer:
     """
 
     def __init__(self, config: PPOConfig, *, view: View | None = None, tasks: Any = None) -> None:
+        if not isinstance(config, PPOConfig):
+            raise BadArgument(f"config={config!r}: give a PPOConfig, e.g. PPOTrainer(PPOConfig(env='CartPole-v1'))")
         self.envs = env_list(config.env)
         if config.num_rollouts_per_iter is not None:
             config = dataclasses.replace(config, num_steps=steps_for_rollouts(config, self.envs[0]), num_rollouts_per_iter=None)

@@ -9,10 +9,14 @@ import zlib
 
 import numpy as np
 
+from envfleet.errors import BadArgument
 
-def _key(role: str) -> int:
+
+def _sequence(run_seed: int, role: str, *key: int) -> np.random.SeedSequence:
+    if isinstance(run_seed, bool) or not isinstance(run_seed, (int, np.integer)) or run_seed < 0:
+        raise BadArgument(f"seed={run_seed!r}: give a whole number, 0 or more")
     # crc32, not hash(): Python's string hash differs from process to process.
-    return zlib.crc32(role.encode())
+    return np.random.SeedSequence(entropy=int(run_seed), spawn_key=(zlib.crc32(role.encode()), *key))
 
 
 def episode_seed(run_seed: int, role: str, slot: int, episode: int) -> int:
@@ -24,7 +28,7 @@ def episode_seed(run_seed: int, role: str, slot: int, episode: int) -> int:
         >>> episode_seed(0, "train", 3, 7) == episode_seed(0, "eval", 3, 7)
         False
     """
-    sequence = np.random.SeedSequence(entropy=run_seed, spawn_key=(_key(role), slot, episode))
+    sequence = _sequence(run_seed, role, slot, episode)
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))  # 63 bits: fits the int64 column
 
 
@@ -35,4 +39,4 @@ def stream(run_seed: int, role: str, *key: int) -> np.random.Generator:
         >>> float(stream(0, "policy", 1).random()) == float(stream(0, "policy", 1).random())
         True
     """
-    return np.random.default_rng(np.random.SeedSequence(entropy=run_seed, spawn_key=(_key(role), *key)))
+    return np.random.default_rng(_sequence(run_seed, role, *key))

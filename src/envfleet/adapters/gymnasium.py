@@ -158,6 +158,8 @@ class FleetVectorEnv(SingleAgentView, VectorEnv[Any, Any, Any]):
         self._state = AsyncState.DEFAULT
         with self._peer_errors():
             try:
+                if wanted is AsyncState.WAITING_STEP:
+                    return self._recv_step(timeout_s, copy=False)
                 return self.fleet.recv(timeout_s=timeout_s, copy=False)
             except RecvTimeout:
                 self._state = state  # nothing is lost: it can be fetched later

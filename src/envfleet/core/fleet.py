@@ -75,6 +75,7 @@ class Fleet:
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
         self._inside = False  # a call runs, or an exception interrupted the last one: see `_do`
+        self._unfinished = False  # slots are out because a call was interrupted: a reset may drop their rows
         self._optioned: set[int] = set()  # slots that were given options for a reset that has not been sent yet
         final_info = backend.info if self.on_end == "wait" else backend.final_info
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
@@ -115,6 +116,12 @@ class Fleet:
         """[slot]: sent and not yet received."""
         out: np.ndarray[Any, np.dtype[np.bool_]] = self._table.given != self._table.seen
         return out
+
+    @property
+    def is_resetting(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """[slot]: sent by a reset and not yet received, also if that reset was interrupted."""
+        resetting: np.ndarray[Any, np.dtype[np.bool_]] = self.is_out & self._table.resetting
+        return resetting
 
     def runnable(self) -> Slots:
         """Slots that can run at once: not quarantined, and no more than remote servers have sessions for right now."""
@@ -222,7 +229,7 @@ class Fleet:
         self._backend.check()
         self._refuse_closed()
         if self._inside:
-            self._table.plain = False
+            self._table.plain, self._unfinished = False, True
             self._last_slots = _NO_SLOTS
             self._backend.settle()
             self._supervisor.take()
@@ -261,6 +268,7 @@ class Fleet:
                 batch.poison(slots)
         self._table.plain &= command == STEP
         self.slab.head["command"][slots] = command
+        self._table.resetting[slots] = command == RESET
         if supervisor.troubled:
             slots = self._submit_troubled(slots, command)
         self._last_slots = _NO_SLOTS
@@ -351,6 +359,8 @@ class Fleet:
         """After the slow path: whether the next call may use the fast one."""
         head, supervisor = self.slab.head, self._supervisor
         head["command"][got] = STEP  # of rows that the caller owns now; those that are out keep theirs
+        self._table.resetting[got] = False
+        self._unfinished = self._unfinished and bool(self.is_out.any())
         self._table.plain = not (
             supervisor.troubled
             or supervisor.has_restarts
@@ -428,7 +438,7 @@ class Fleet:
         `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
         continue. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
-        if self._inside:
+        if self._inside or self._unfinished:
             self._do(self._drop, slots)
         self.send_reset(seed, tasks, slots, options)
         return self.recv(self._all if slots is None else slots)

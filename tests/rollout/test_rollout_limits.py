@@ -144,6 +144,35 @@ def test_a_stuck_client_is_not_used_before_its_call_returns(mode, agent, let_go)
     assert len(third) == 5 and len(client.resets) == 2
 
 
+@pytest.mark.parametrize("mode, agent", [("thread", stay), ("thread", awaited), ("async", awaited)])
+def test_a_factory_that_hangs_once_concerns_no_other_rollout(mode, agent, let_go):
+    builds = []
+
+    def build():
+        builds.append(1)
+        if len(builds) == 1:
+            gate.wait(60)
+        return Counter(3)
+
+    with ParallelRolloutCollector(mode, num_workers=1, on_error="skip", rollout_timeout_s=0.2) as collector:
+        stuck, *others = collector.collect([build] * 4, agent)
+    assert isinstance(stuck.error, RolloutTimeout) and [len(rollout) for rollout in others] == [3] * 3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("mode", ["thread", "async"])
+def test_a_rollout_that_collects_on_its_own_executor_is_refused_and_does_not_wait_forever(mode, inline):
+    executor = ParallelEnvironmentExecutor(1) if mode == "thread" else AsyncParallelExecutor(1, inline_agent=inline)
+
+    async def awaits(obs, done):
+        return len(await executor.collect_rollouts([Counter(1)], stay))
+
+    agent = awaits if mode == "async" and inline else lambda obs, done: len(executor.run([Counter(1)], stay))
+    with executor, pytest.raises(RolloutsFailed, match="use another executor there"):
+        executor.run([Counter(3)], agent)
+
+
 def test_one_rollout_on_the_callers_thread_has_a_deadline_too(let_go):
     with ParallelEnvironmentExecutor(num_workers=1, rollout_timeout_s=0.1) as executor:
         futures = [executor.executor.submit(executor.collect_rollout, Stuck(5), stay) for _ in range(2)]

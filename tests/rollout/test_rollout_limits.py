@@ -245,6 +245,47 @@ def test_a_client_that_waits_gets_the_session_of_an_idle_one(no_leaks):
             client.close()
 
 
+def test_a_reset_at_the_moment_a_session_is_passed_on_gets_another_one():
+    async def main(url):
+        loop, client = asyncio.get_running_loop(), AsyncEnvClient(url)
+        for episode in range(20):
+            await client.reset(episode_id=f"e{episode}")
+            await client.step("hello")
+            client.offer_session()
+            resets = []
+            # The reset begins right after the session was given away, and before anything else runs.
+            loop.call_soon(lambda resets=resets: resets.append(loop.create_task(client.reset(episode_id="next"))))
+            client._table._take_offer((client.url,))
+            while not resets:
+                await asyncio.sleep(0)
+            assert (await resets[0]).observation.n == 0
+            state = await client.state()
+            assert (state.episode_id, state.step_count) == ("next", 0)
+        await client._passing_on
+        await client.close()
+        return client._table.view()[client.url].active
+
+    with Server("echo", port=0, backend="thread", max_sessions=4) as server:
+        assert asyncio.run(main(server.url)) == 0
+
+
+def test_an_offer_that_is_taken_late_ends_no_later_episode():
+    async def main(url):
+        client = AsyncEnvClient(url)
+        await client.reset()
+        client.offer_session()
+        _, give = client._table._offers.pop(id(client))  # another thread takes it, and is interrupted there
+        await client.reset()
+        give()
+        await asyncio.sleep(0)
+        step = await client.step("hello")
+        await client.close()
+        return step.observation.n
+
+    with Server("echo", port=0, backend="thread") as server:
+        assert asyncio.run(main(server.url)) == 1
+
+
 def test_a_client_travels_without_its_session_and_shows_no_secret():
     with Server("echo", port=0, backend="thread", token="secret") as server, HttpEnvClient(server.url, token="secret") as client:
         client.reset()

@@ -116,6 +116,24 @@ def test_after_an_interrupt_and_a_refused_call_a_reset_still_works(
     _goes_on(envs)
 
 
+def test_a_reset_drops_what_an_interrupt_between_two_calls_has_left(envs: Any) -> None:
+    envs.fleet.send_reset()  # as if the interrupt had come right after this, and before the result was waited for
+    with pytest.raises(FleetError, match="have no result of a step"):
+        envs.step_wait()
+    _goes_on(envs)
+
+
+def test_an_episode_that_ended_in_a_dropped_row_is_not_stepped() -> None:
+    envs = ef.make_vec(lambda: gym.make("CartPole-v1", max_episode_steps=2), 2, backend="serial", autoreset_mode="Disabled")
+    envs.reset(seed=0)
+    envs.step([0, 0])
+    envs.fleet.send([0, 0])  # a step that was interrupted; it ends both episodes
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    with pytest.raises(gym.error.ResetNeeded, match=r"slots \[1\]"):
+        envs.step([0, 0])
+    envs.close()
+
+
 def test_an_interrupted_step_can_be_waited_for(envs: Any, gate: threading.Event, interrupted: Any) -> None:
     interrupted(lambda: envs.step(np.full(3, WAIT)))
     gate.set()

@@ -58,6 +58,13 @@ class FleetView:
         with self._peer_errors():
             return self._result(self._recv_step(timeout_s if timeout is None else timeout, self.copy))
 
+    def _drop_leftovers(self) -> bool:
+        """Before a reset: drop what an interrupted call has left, so that a reset always works. Whether there was something."""
+        found = not self.closed and bool(self.fleet.is_out.any())
+        if found:
+            self.fleet.drop()
+        return found
+
     def _recv_step(self, timeout_s: float | None, copy: bool) -> Batch:
         """The rows of a step of all slots. After an interrupt or a fault what is out may be a reset, or only some slots."""
         out = self.fleet.is_out

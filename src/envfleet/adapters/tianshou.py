@@ -99,8 +99,8 @@ class FleetVectorEnv(FleetView, BaseVectorEnv):  # type: ignore[misc]
 
     def reset(self, env_id: Any = None, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, Array]:
         """Reset some environments (default: all; what still runs is then waited for). Every one gets the same `seed`."""
-        if env_id is None and self.waiting_id:
-            self.fleet.recv()
+        if env_id is None:
+            self._drop_leftovers()
         slots = self._slots(env_id)
         batch = self.fleet.reset(seed=None if seed is None else [seed] * len(slots), slots=slots, options=options)
         rows = np.searchsorted(batch.slots, slots)

@@ -75,7 +75,6 @@ class Fleet:
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
         self._inside = False  # a call runs, or an exception interrupted the last one: see `_do`
-        self._unfinished = False  # slots are out because a call was interrupted: a reset may drop their rows
         self._optioned: set[int] = set()  # slots that were given options for a reset that has not been sent yet
         final_info = backend.info if self.on_end == "wait" else backend.final_info
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
@@ -229,7 +228,7 @@ class Fleet:
         self._backend.check()
         self._refuse_closed()
         if self._inside:
-            self._table.plain, self._unfinished = False, True
+            self._table.plain = False
             self._last_slots = _NO_SLOTS
             self._backend.settle()
             self._supervisor.take()
@@ -360,7 +359,6 @@ class Fleet:
         head, supervisor = self.slab.head, self._supervisor
         head["command"][got] = STEP  # of rows that the caller owns now; those that are out keep theirs
         self._table.resetting[got] = False
-        self._unfinished = self._unfinished and bool(self.is_out.any())
         self._table.plain = not (
             supervisor.troubled
             or supervisor.has_restarts
@@ -438,13 +436,28 @@ class Fleet:
         `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
         continue. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
-        if self._inside or self._unfinished:
-            self._do(self._drop, slots)
+        if self._inside:
+            self.drop(slots)
         self.send_reset(seed, tasks, slots, options)
         return self.recv(self._all if slots is None else slots)
 
+    def drop(self, slots: Sequence[int] | Slots | None = None) -> None:
+        """Wait for those of the slots (default: all) that are out, and drop their rows, so that they can be reset.
+
+        For what an interrupted call has left; `abandon` does not wait.
+
+        Example:
+            >>> import envfleet as ef
+            >>> with ef.make("CartPole-v1", num_envs=2, backend="serial") as fleet:
+            ...     batch = fleet.reset(seed=0)
+            ...     fleet.send([0, 1])
+            ...     fleet.drop()
+            ...     fleet.is_out.tolist()
+            [False, False]
+        """
+        self._do(self._drop, slots)
+
     def _drop(self, slots: Any) -> None:
-        """After an interrupted call: wait for the slots that are out, so that they can be reset."""
         chosen, _ = self._slots(slots)
         out = chosen[self._table.given[chosen] != self._table.seen[chosen]]
         if len(out):

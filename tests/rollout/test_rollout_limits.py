@@ -144,6 +144,17 @@ def test_a_stuck_client_is_not_used_before_its_call_returns(mode, agent, let_go)
     assert len(third) == 5 and len(client.resets) == 2
 
 
+@pytest.mark.parametrize("mode", ["thread", "async"])
+def test_the_agent_is_not_asked_by_a_rollout_that_was_given_up(mode, let_go):
+    asked = []
+    with ParallelRolloutCollector(mode, num_workers=1, on_error="skip", rollout_timeout_s=0.1) as collector:
+        (late,) = collector.collect([StuckInReset(5)], lambda obs, done: asked.append(obs) or 1)
+        assert isinstance(late.error, RolloutTimeout) and collector.executor._stuck
+        gate.set()
+        until(lambda: not collector.executor._stuck)
+    assert asked == []
+
+
 @pytest.mark.parametrize("mode, agent", [("thread", stay), ("thread", awaited), ("async", awaited)])
 def test_a_factory_that_hangs_once_concerns_no_other_rollout(mode, agent, let_go):
     builds = []

@@ -297,6 +297,7 @@ class RolloutExecutor:
 
     async def _give_up(self, job: Job, episode: ClientEpisode, call: Any, waiter: asyncio.Future[Rollout], wait_s: float) -> None:
         """End an attempt, or leave it alone if it cannot be ended."""
+        episode.unwanted = True
         if isinstance(call, asyncio.Task):
             call.cancel()
             wait_s = _GIVE_UP_S

@@ -183,3 +183,42 @@ def test_disabled_mode_refuses_to_step_an_ended_env() -> None:
         for _ in range(10):
             ours.step(ours.action_space.sample())
     ours.close()
+
+
+class Told(gym.Env[Any, Any]):
+    """Its info has the type, dtype and bytes of each part of its action."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Dict(key=spaces.Discrete(9), move=spaces.Box(-1, 1, (2,), np.float32))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, False, {"got": told(action)}
+
+
+def told(action: Any) -> list[Any]:
+    return [(name, isinstance(part, np.generic), part.dtype.str, part.shape, part.tobytes()) for name, part in action.items()]
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "pipe", "shm"])
+def test_each_env_gets_its_action_in_the_dtype_of_its_own_send(backend: str) -> None:
+    """Dtypes differ between parts, between slots and between sends; a foreign byte order gives the same numbers."""
+    rng, slots_out = np.random.default_rng(5), 0
+    dtypes = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", ">f8", ">i4"]
+    with ef.make(Told, num_envs=4, backend=backend, num_workers=None if backend == "serial" else 2) as fleet:
+        fleet.reset()
+        for _ in range(60):
+            idle, expected = rng.permutation(4), {}
+            for slots in (idle[:2], idle[2:3], idle[3:]):
+                parts = {"key": rng.integers(0, 2, len(slots)), "move": rng.normal(size=(len(slots), 2))}
+                batch = {name: part.astype(rng.choice(dtypes)) for name, part in parts.items()}
+                native = {name: part.astype(part.dtype.newbyteorder("=")) for name, part in batch.items()}
+                each = gym.vector.utils.iterate(gym.vector.utils.batch_space(Told.action_space, len(slots)), native)
+                expected |= {int(slot): told(action) for slot, action in zip(slots, each)}
+                fleet.send(batch, slots)
+            rows = fleet.recv()
+            slots_out += len(rows)
+            assert {slot: info["got"] for slot, info in zip(rows.slots.tolist(), rows.info)} == expected
+    assert slots_out == 240

@@ -91,6 +91,16 @@ def test_dict_observations_are_arrays_of_dicts(FleetVectorEnv):
     envs.close()
 
 
+def test_an_interrupted_reset_is_not_taken_for_a_step(FleetVectorEnv):
+    envs = FleetVectorEnv(Corridor, num_envs=2, wait_num=1, backend="serial")
+    envs.reset()
+    envs.fleet.send_reset()  # what a reset that was interrupted leaves behind
+    with pytest.raises(SlotBusy, match="their reset was interrupted"):
+        envs.step(None)
+    assert envs.reset()[0].tolist() == [[0], [0]]
+    envs.close()
+
+
 class Slow(Corridor):
     """Waits in `step` until the file is there."""
 

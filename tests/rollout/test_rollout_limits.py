@@ -144,6 +144,46 @@ def test_a_stuck_client_is_not_used_before_its_call_returns(mode, agent, let_go)
     assert len(third) == 5 and len(client.resets) == 2
 
 
+@pytest.mark.parametrize("mode", ["thread", "async"])
+def test_the_agent_is_not_asked_by_a_rollout_that_was_given_up(mode, let_go):
+    asked = []
+    with ParallelRolloutCollector(mode, num_workers=1, on_error="skip", rollout_timeout_s=0.1) as collector:
+        (late,) = collector.collect([StuckInReset(5)], lambda obs, done: asked.append(obs) or 1)
+        assert isinstance(late.error, RolloutTimeout) and collector.executor._stuck
+        gate.set()
+        until(lambda: not collector.executor._stuck)
+    assert asked == []
+
+
+@pytest.mark.parametrize("mode, agent", [("thread", stay), ("thread", awaited), ("async", awaited)])
+def test_a_factory_that_hangs_once_concerns_no_other_rollout(mode, agent, let_go):
+    builds = []
+
+    def build():
+        builds.append(1)
+        if len(builds) == 1:
+            gate.wait(60)
+        return Counter(3)
+
+    with ParallelRolloutCollector(mode, num_workers=1, on_error="skip", rollout_timeout_s=0.2) as collector:
+        stuck, *others = collector.collect([build] * 4, agent)
+    assert isinstance(stuck.error, RolloutTimeout) and [len(rollout) for rollout in others] == [3] * 3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("mode", ["thread", "async"])
+def test_a_rollout_that_collects_on_its_own_executor_is_refused_and_does_not_wait_forever(mode, inline):
+    executor = ParallelEnvironmentExecutor(1) if mode == "thread" else AsyncParallelExecutor(1, inline_agent=inline)
+
+    async def awaits(obs, done):
+        return len(await executor.collect_rollouts([Counter(1)], stay))
+
+    agent = awaits if mode == "async" and inline else lambda obs, done: len(executor.run([Counter(1)], stay))
+    with executor, pytest.raises(RolloutsFailed, match="use another executor there"):
+        executor.run([Counter(3)], agent)
+
+
 def test_one_rollout_on_the_callers_thread_has_a_deadline_too(let_go):
     with ParallelEnvironmentExecutor(num_workers=1, rollout_timeout_s=0.1) as executor:
         futures = [executor.executor.submit(executor.collect_rollout, Stuck(5), stay) for _ in range(2)]
@@ -214,6 +254,47 @@ def test_a_client_that_waits_gets_the_session_of_an_idle_one(no_leaks):
                 assert len(collector.collect(clients, lambda obs, done: "hello", max_steps=max_steps)) == 5
         for client in clients:
             client.close()
+
+
+def test_a_reset_at_the_moment_a_session_is_passed_on_gets_another_one():
+    async def main(url):
+        loop, client = asyncio.get_running_loop(), AsyncEnvClient(url)
+        for episode in range(20):
+            await client.reset(episode_id=f"e{episode}")
+            await client.step("hello")
+            client.offer_session()
+            resets = []
+            # The reset begins right after the session was given away, and before anything else runs.
+            loop.call_soon(lambda resets=resets: resets.append(loop.create_task(client.reset(episode_id="next"))))
+            client._table._take_offer((client.url,))
+            while not resets:
+                await asyncio.sleep(0)
+            assert (await resets[0]).observation.n == 0
+            state = await client.state()
+            assert (state.episode_id, state.step_count) == ("next", 0)
+        await client._passing_on
+        await client.close()
+        return client._table.view()[client.url].active
+
+    with Server("echo", port=0, backend="thread", max_sessions=4) as server:
+        assert asyncio.run(main(server.url)) == 0
+
+
+def test_an_offer_that_is_taken_late_ends_no_later_episode():
+    async def main(url):
+        client = AsyncEnvClient(url)
+        await client.reset()
+        client.offer_session()
+        _, give = client._table._offers.pop(id(client))  # another thread takes it, and is interrupted there
+        await client.reset()
+        give()
+        await asyncio.sleep(0)
+        step = await client.step("hello")
+        await client.close()
+        return step.observation.n
+
+    with Server("echo", port=0, backend="thread") as server:
+        assert asyncio.run(main(server.url)) == 1
 
 
 def test_a_client_travels_without_its_session_and_shows_no_secret():

@@ -103,6 +103,7 @@ class AsyncPettingZooVecEnv(FleetView):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reset all; an int gives env i the seed `seed + i`."""
+        self._drop_leftovers()
         batch = self.fleet.reset(seed=seed, options=options)
         return self._observations(batch.obs), self._infos(batch)
 
@@ -230,6 +231,7 @@ class AgentsAsBatch(FleetView, VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs; an int gives env i the seed `seed + i`."""
+        self._drop_leftovers()
         batch = self.fleet.reset(seed=seed, options=options)
         return _rows(batch.obs), self._infos(batch)
 

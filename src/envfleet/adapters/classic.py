@@ -65,6 +65,7 @@ class ParallelEnv(_ClassicView):
 
     def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, list[dict[str, Any]]]:
         """First observations and one info per env."""
+        self._drop_leftovers()
         batch = self.fleet.reset(seed=seed, options=options)
         return batch.obs, list(batch.info)
 
@@ -101,6 +102,7 @@ class VectorizedEnvs(_ClassicView):
 
     def reset(self, seed: int | None = None) -> Any:
         """First observations."""
+        self._drop_leftovers()
         return self.fleet.reset(seed=seed).obs
 
     def _result(self, batch: Batch) -> tuple[Any, Any, Any, list[dict[str, Any]]]:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Self
 
+import numpy as np
+
 from envfleet.adapters.peer_errors import as_env_raised
 from envfleet.core.batch import Batch
 from envfleet.core.fleet import Fleet
@@ -54,7 +56,22 @@ class FleetView:
     def step_wait(self, timeout_s: float | None = None, *, timeout: float | None = None) -> Any:
         """Wait for the result of `step_async`. `timeout` is Gymnasium's name for `timeout_s`."""
         with self._peer_errors():
-            return self._result(self.fleet.recv(timeout_s=timeout_s if timeout is None else timeout, copy=self.copy))
+            return self._result(self._recv_step(timeout_s if timeout is None else timeout, self.copy))
+
+    def _drop_leftovers(self) -> bool:
+        """Before a reset: drop what an interrupted call has left, so that a reset always works. Whether there was something."""
+        found = not self.closed and bool(self.fleet.is_out.any())
+        if found:
+            self.fleet.drop()
+        return found
+
+    def _recv_step(self, timeout_s: float | None, copy: bool) -> Batch:
+        """The rows of a step of all slots. After an interrupt or a fault what is out may be a reset, or only some slots."""
+        out = self.fleet.is_out
+        missing = np.flatnonzero(~out | self.fleet.is_resetting).tolist()
+        if missing and out.any() and not self.closed:
+            raise FleetError(f"slots {missing} have no result of a step: they failed, or a call was interrupted; reset() first")
+        return self.fleet.recv(timeout_s=timeout_s, copy=copy)
 
     @property
     def envs(self) -> list[Any]:

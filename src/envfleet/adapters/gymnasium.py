@@ -81,18 +81,26 @@ class FleetVectorEnv(SingleAgentView, VectorEnv[Any, Any, Any]):
         """Reset all, or the environments of `options["reset_mask"]`."""
         self._refuse_pending("reset_async")
         with self._peer_errors():
+            self._drop_leftovers()
             return self._reset_result(self.fleet.reset(**self._reset_arguments(seed, options)))
 
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """Send a reset; `reset_wait` gives the result."""
         self._refuse_pending("reset_async")
         with self._peer_errors():
+            self._drop_leftovers()
             self.fleet.send_reset(**self._reset_arguments(seed, options))
         self._state = AsyncState.WAITING_RESET
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the result of `reset_async`."""
         return self._reset_result(self._wait(AsyncState.WAITING_RESET, timeout))
+
+    def _drop_leftovers(self) -> bool:
+        found = super()._drop_leftovers()
+        if found:  # a row that was dropped may have been a last one
+            self._ended = self.fleet.slab.ended(np.arange(self.num_envs))
+        return found
 
     def _reset_arguments(self, seed: Any, options: dict[str, Any] | None) -> dict[str, Any]:
         slots = None
@@ -158,6 +166,8 @@ class FleetVectorEnv(SingleAgentView, VectorEnv[Any, Any, Any]):
         self._state = AsyncState.DEFAULT
         with self._peer_errors():
             try:
+                if wanted is AsyncState.WAITING_STEP:
+                    return self._recv_step(timeout_s, copy=False)
                 return self.fleet.recv(timeout_s=timeout_s, copy=False)
             except RecvTimeout:
                 self._state = state  # nothing is lost: it can be fetched later

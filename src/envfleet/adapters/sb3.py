@@ -61,6 +61,7 @@ class FleetVecEnv(FleetView, VecEnv):  # type: ignore[misc]
         """Reset all environments with the seeds and options set before; both are used once."""
         options: Any = [option or None for option in self._options] if any(self._options) else None
         with self._peer_errors():
+            self._drop_leftovers()
             batch = self.fleet.reset(seed=list(self._seeds), options=options)
         self.reset_infos = list(batch.info)
         self._reset_seeds()

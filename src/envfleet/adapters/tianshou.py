@@ -13,7 +13,7 @@ from envfleet.core.batch import Batch
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.core.fleet_options import EnvLike, FleetOptions
-from envfleet.errors import BadArgument, RecvTimeout
+from envfleet.errors import BadArgument, RecvTimeout, SlotBusy
 from envfleet.util.extras import from_extra
 from envfleet.util.trees import tree_rows
 
@@ -99,8 +99,8 @@ class FleetVectorEnv(FleetView, BaseVectorEnv):  # type: ignore[misc]
 
     def reset(self, env_id: Any = None, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, Array]:
         """Reset some environments (default: all; what still runs is then waited for). Every one gets the same `seed`."""
-        if env_id is None and self.waiting_id:
-            self.fleet.recv()
+        if env_id is None:
+            self._drop_leftovers()
         slots = self._slots(env_id)
         batch = self.fleet.reset(seed=None if seed is None else [seed] * len(slots), slots=slots, options=options)
         rows = np.searchsorted(batch.slots, slots)
@@ -124,6 +124,8 @@ class FleetVectorEnv(FleetView, BaseVectorEnv):  # type: ignore[misc]
         return self._result_rows(batch, np.searchsorted(batch.slots, slots))
 
     def _recv_some(self) -> Batch:
+        if (resetting := np.flatnonzero(self.fleet.is_resetting).tolist()) and not self.closed:
+            raise SlotBusy(resetting, "their reset was interrupted: reset() again")
         at_least = min(self.wait_num, max(len(self.waiting_id), 1))
         try:
             return self.fleet.recv(at_least=at_least, timeout_s=self.timeout)

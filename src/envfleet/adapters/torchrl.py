@@ -76,6 +76,8 @@ class FleetEnv(EnvBase):  # type: ignore[misc]
         seed, self._next_seed = self._next_seed, None
         mask = tensordict.get("_reset", None) if tensordict is not None else None
         slots = None if mask is None else np.flatnonzero(mask.reshape(-1).cpu().numpy())
+        if self.fleet.is_out.any():
+            self.fleet.drop()  # what an interrupted call has left
         self.fleet.reset(seed=seed, slots=slots)
         # Rows that are not reset keep the observation they stopped at: it is still in the slab.
         observation = self.fleet.slab.tree("obs", slice(None), True)

@@ -86,7 +86,7 @@ class ActionWriter:
         dtype = self.leaves[i].dtype
         assert dtype is not None
         as_given = self._wide[i] is not None and type_number(rows.dtype, dtype) is not None
-        return as_given or np.can_cast(rows.dtype, dtype, "same_kind")
+        return as_given or np.can_cast(rows.dtype, dtype, "same_kind" if rows.dtype.isnative else "no")
 
     def _leaf_batches(self, actions: Any, count: int) -> list[Any]:
         if len(self.leaves) == 1 and not self.leaves[0].path:
@@ -101,6 +101,7 @@ class ActionWriter:
             rows = np.asarray(value)
         except ValueError as ragged:
             raise BadArgument(f"actions{leaf.name} cannot be one array: {ragged}") from None
+        rows = rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))  # the same numbers
         if rows.shape != (count, *leaf.shape):
             raise BadArgument(
                 f"actions{leaf.name} have shape {rows.shape}; {count} slots of {leaf.space} need {(count, *leaf.shape)}"

@@ -116,6 +116,12 @@ class Fleet:
         out: np.ndarray[Any, np.dtype[np.bool_]] = self._table.given != self._table.seen
         return out
 
+    @property
+    def is_resetting(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """[slot]: sent by a reset and not yet received, also if that reset was interrupted."""
+        resetting: np.ndarray[Any, np.dtype[np.bool_]] = self.is_out & self._table.resetting
+        return resetting
+
     def runnable(self) -> Slots:
         """Slots that can run at once: not quarantined, and no more than remote servers have sessions for right now."""
         able = self._backend.runnable()
@@ -261,6 +267,7 @@ class Fleet:
                 batch.poison(slots)
         self._table.plain &= command == STEP
         self.slab.head["command"][slots] = command
+        self._table.resetting[slots] = command == RESET
         if supervisor.troubled:
             slots = self._submit_troubled(slots, command)
         self._last_slots = _NO_SLOTS
@@ -351,6 +358,7 @@ class Fleet:
         """After the slow path: whether the next call may use the fast one."""
         head, supervisor = self.slab.head, self._supervisor
         head["command"][got] = STEP  # of rows that the caller owns now; those that are out keep theirs
+        self._table.resetting[got] = False
         self._table.plain = not (
             supervisor.troubled
             or supervisor.has_restarts
@@ -429,12 +437,27 @@ class Fleet:
         continue. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
         if self._inside:
-            self._do(self._drop, slots)
+            self.drop(slots)
         self.send_reset(seed, tasks, slots, options)
         return self.recv(self._all if slots is None else slots)
 
+    def drop(self, slots: Sequence[int] | Slots | None = None) -> None:
+        """Wait for those of the slots (default: all) that are out, and drop their rows, so that they can be reset.
+
+        For what an interrupted call has left; `abandon` does not wait.
+
+        Example:
+            >>> import envfleet as ef
+            >>> with ef.make("CartPole-v1", num_envs=2, backend="serial") as fleet:
+            ...     batch = fleet.reset(seed=0)
+            ...     fleet.send([0, 1])
+            ...     fleet.drop()
+            ...     fleet.is_out.tolist()
+            [False, False]
+        """
+        self._do(self._drop, slots)
+
     def _drop(self, slots: Any) -> None:
-        """After an interrupted call: wait for the slots that are out, so that they can be reset."""
         chosen, _ = self._slots(slots)
         out = chosen[self._table.given[chosen] != self._table.seen[chosen]]
         if len(out):

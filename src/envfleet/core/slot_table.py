@@ -45,6 +45,7 @@ class SlotTable:
         self.given, self.done = given, done
         self.seen = given.copy()
         self.met = given.copy()  # the turn the caller could have received: a recv or ready() has found it done
+        self.resetting = np.zeros(num_slots, bool)  # last sent to be reset: its next row is no step's
         self.held = np.zeros(num_slots, bool)  # failed, and to be rebuilt before the caller gets the row
         self.base_seed = np.full(num_slots, -1, np.int64)  # the last seed a slot was given
         self.actions: collections.deque[Any] = collections.deque(maxlen=8)  # (slots, actions) of the last sends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
@@ -19,9 +19,10 @@ from envfleet.remote.client_config import ClientConfig, ClientOptions, ClientSta
 from envfleet.remote.connecting import Opener
 from envfleet.remote.exact_protocol import BadFrame, Closed, Message, Unsolicited
 from envfleet.remote.result import Fields, StepResult, action_payload
-from envfleet.remote.session_queue import shared_table
+from envfleet.remote.session_queue import CapacityTable, shared_table
 
 E = TypeVar("E", bound=errors.SessionInterrupted)
+_LOOK_AGAIN_S = 0.02  # until a session that is in use may be passed on
 
 
 class AsyncEnvClient:
@@ -60,6 +61,7 @@ class AsyncEnvClient:
         self._episode_id: Any = None
         self._episode_steps = 0
         self._checkers = {url: AnswerChecker(self._table.learnt(url)) for url in self._endpoints}
+        self._offer: object | None = None  # made by `offer_session`, until the next reset
         self._passing_on: asyncio.Future[None] | None = None  # a task is kept alive by who refers to it
         self._last_state: Fields | None = None  # of an episode whose session was handed on
         self._end_state: Fields | None = None  # of an episode that is over, as its last check found it
@@ -90,6 +92,7 @@ class AsyncEnvClient:
         try:
             self._running = False
             self._last_state = self._end_state = None
+            self._offer = None
             self._table.withdraw(self)
             if self._link is not None and not self._link.is_clean:
                 self.stats.renewed += 1
@@ -159,13 +162,15 @@ class AsyncEnvClient:
         if self._link is not None:
             with suppress(RuntimeError):  # no loop runs here: the session cannot be passed on
                 loop, me = asyncio.get_running_loop(), weakref.ref(self)  # the table keeps no client alive
-                self._table.offer(self, self._url, partial(loop.call_soon_threadsafe, _pass_on, me))
+                self._offer = offer = object()
+                self._table.offer(self, self._url, partial(loop.call_soon_threadsafe, _pass_on, me, offer))
 
-    async def _hand_on(self) -> None:
+    def _hand_on(self) -> Coroutine[Any, Any, None]:
+        """Give the session away, at once; what is returned ends it at the server."""
         counted = Fields(episode_id=self._episode_id, step_count=self._episode_steps)
         self._last_state = counted if self._end_state is None else self._end_state
         self._running = False
-        await self._hang_up()
+        return self._hang_up()
 
     async def state(self, *, timeout_s: float | None = None) -> Fields:
         """The server's state of the episode."""
@@ -354,17 +359,14 @@ class AsyncEnvClient:
             link.abort()
             self._table.released(self._url)
 
-    async def _hang_up(self) -> None:
-        """End the session with a closing handshake: the server has freed it when this returns."""
+    def _hang_up(self) -> Coroutine[Any, Any, None]:
+        """Let go of the session, at once; what is returned ends it with a closing handshake.
+
+        At once, because a `reset` may come before that is complete: it must find no session, and may go to another server.
+        """
         link, self._link = self._link, None
         self._table.withdraw(self)
-        if link is None:
-            return
-        try:
-            await link.close()
-        finally:
-            link.abort()
-            self._table.released(self._url)
+        return _closed(link, self._table, self._url)
 
     async def _open(self) -> None:
         began = time.perf_counter()
@@ -376,8 +378,23 @@ class AsyncEnvClient:
         self._checkers[self._url].connected(first)
 
 
-def _pass_on(offered: weakref.ref[AsyncEnvClient]) -> None:
-    """On a client's loop: give its session to another, unless it is used again."""
+async def _closed(link: Any, table: CapacityTable, url: str) -> None:
+    """End a session with a closing handshake: the server has freed it when this returns."""
+    if link is None:
+        return
+    try:
+        await link.close()
+    finally:
+        link.abort()
+        table.released(url)
+
+
+def _pass_on(offered: weakref.ref[AsyncEnvClient], offer: object) -> None:
+    """On a client's loop: give its session to another, unless an episode was begun since it was offered."""
     client = offered()
-    if client is not None and not client._busy and client.connected:
+    if client is None or client._offer is not offer or not client.connected:
+        return  # who took the offer may be on another thread, and late
+    if client._busy:  # in a call that needs the session for a moment, such as `state`
+        asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, _pass_on, offered, offer)
+    else:
         client._passing_on = asyncio.ensure_future(client._hand_on())

@@ -215,6 +215,7 @@ class ClientEpisode:
     place: OnThread | OnLoop
     thread: threading.Thread | None = None  # the one it runs on
     complete: bool = False  # only the client is still to be closed
+    unwanted: bool = False  # it was given up: a call that returns late is followed by no other
     _began: float | None = None
 
     def __post_init__(self) -> None:
@@ -275,7 +276,7 @@ class ClientEpisode:
         awaited = is_async(getattr(client, "step", None)), is_async(job.agent)  # once, not at every step
         done, step = result.terminated or result.truncated, 0
         while not done and step < job.max_steps:
-            if job.stop.wanted:
+            if job.stop.wanted or self.unwanted:
                 raise self._failed("the collection was stopped", "stopped", step) from Stopped()
             action = await self._ask_agent(result.obs, done, space, step, awaited[1])
             result, seconds = await self._ask_client(client, parse_step, step, action, awaited=awaited[0])

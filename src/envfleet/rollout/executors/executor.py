@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Self, Unpack
@@ -55,6 +56,8 @@ _GIVE_UP_S = 2.0
 GRACE_S = 0.25
 #: Rollouts that may be started and not taken, beyond those that can run.
 SPARE = 4
+#: In a rollout: the ids of the executors that run it.
+_inside: ContextVar[frozenset[int]] = ContextVar("envfleet_inside_rollout", default=frozenset())
 
 
 def make_jobs(
@@ -193,6 +196,11 @@ class RolloutExecutor:
     def _check_open(self) -> None:
         if self._closed:
             raise FleetClosed("the executor")
+        if id(self) in _inside.get():
+            raise BadArgument(
+                "a rollout of this executor starts another collection on it, which could wait forever for a free worker: "
+                "use another executor there"
+            )
 
     def _told(self, rollout: Rollout) -> Rollout:
         """Warn of what a caller who looks at the numbers only would not see."""
@@ -217,6 +225,7 @@ class RolloutExecutor:
         num_tasks = min(len(jobs), self.concurrency)
 
         async def work(policy: PolicyPlaces) -> None:
+            _inside.set(_inside.get() | {id(self)})
             while waiting and not jobs[0].stop.wanted:
                 if room.locked():
                     with policy.one_less():  # its batches do not wait for this task
@@ -256,7 +265,8 @@ class RolloutExecutor:
     async def _attempt(self, job: Job, place: OnLoop) -> Rollout:
         """One attempt, on the loop or on a thread, that ends in time."""
         limit_s, loop = self.rules.rollout_timeout_s, asyncio.get_running_loop()
-        if (stuck := self._stuck.get(id(job.client))) is not None:
+        # A factory builds another client each time: a build that hangs concerns no other rollout.
+        if not job.from_factory and (stuck := self._stuck.get(id(job.client))) is not None:
             await asyncio.wait([asyncio.wrap_future(stuck)], timeout=limit_s)
             if not stuck.done():
                 return failed(
@@ -269,7 +279,7 @@ class RolloutExecutor:
             call = waiter = loop.create_task(episode.play())
         else:
             episode = ClientEpisode(job, self.rules, self._throttle, OnThread(partial(wait_on, loop)))
-            call = self.executor.submit(episode.play_here)
+            call = self.executor.submit(copy_context().run, episode.play_here)
             waiter = asyncio.wrap_future(call)
         try:
             while not waiter.done():
@@ -287,6 +297,7 @@ class RolloutExecutor:
 
     async def _give_up(self, job: Job, episode: ClientEpisode, call: Any, waiter: asyncio.Future[Rollout], wait_s: float) -> None:
         """End an attempt, or leave it alone if it cannot be ended."""
+        episode.unwanted = True
         if isinstance(call, asyncio.Task):
             call.cancel()
             wait_s = _GIVE_UP_S

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from typing import Any
 
 from envfleet.util.daemon_pool import DaemonPool, outcome
@@ -52,7 +53,7 @@ class Handover:
         future: asyncio.Future[Outcome] = self._loop.create_future()
         if not self._waiting:
             self._helpers = 0
-        self._waiting.append((future, function, args))
+        self._waiting.append((future, copy_context().run, (function, *args)))
         if not self._handing:
             self._handing = True
             self._loop.call_soon(self._hand_over)  # when all other tasks that are ready have made their calls, too

@@ -17,7 +17,7 @@ from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.core.fleet_options import BackendName, EnvOptions, StartMethod
 from envfleet.envs.varibad import VariBadWrapper
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, FaultError
 from envfleet.slots.factories import resolve
 from envfleet.util.seeding import stream
 
@@ -231,7 +231,11 @@ class Remote:
             return self._answer.pop()
         if not self._sent:
             raise BadArgument(f"nothing was sent to worker {self._slot}: call send((command, data)) first")
-        batch = self._fleet.recv([self._slot], timeout_s=timeout_s)
+        try:
+            batch = self._fleet.recv([self._slot], timeout_s=timeout_s)
+        except FaultError:
+            self._sent = ""  # the fault is the answer
+            raise
         sent, self._sent = self._sent, ""
         if sent == "reset":
             return batch.obs[0], dict(batch.info[0])

@@ -250,7 +250,9 @@ class EpisodeRun:
         for slot in sorted(self.idle):
             ticket = self.office.take(slot)
             if ticket is None:
-                break
+                if self.collector.source is None:
+                    break
+                continue  # the ticket of this slot has to wait for results; that of another may not
             self.idle.discard(slot)
             wants[slot] = ticket
         self._seat(wants)

@@ -141,9 +141,7 @@ class Collector:
         total = None if isinstance(numbers, itertools.count) else len(numbers)
         return _with_progress(stream, total, num_steps) if progress else stream
 
-    def _episodes(
-        self, numbers: Any, end: int, num_steps: int | None, ordered: bool, yield_failed: bool
-    ) -> Iterator[Rollout]:
+    def _episodes(self, numbers: Any, end: int, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
         self._refuse_while_streaming()
         self._drop_segments()
         lost_before = self.ledger.lost

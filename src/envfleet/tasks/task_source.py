@@ -58,7 +58,9 @@ class TaskSource:
             self._dealt, self._trains = {}, {}  # of segments, if there are any
             self._next = self._low = first
         elif first < self._next and first not in self._dealt:
-            raise BadArgument(f"the task source is at ticket {self._next}, and ticket {first} is done: give first_ticket={self._next}")
+            raise BadArgument(
+                f"the task source is at ticket {self._next}, and ticket {first} is done: give first_ticket={self._next}"
+            )
         self.lag = lag
         self._next, self._low = max(self._next, first), max(self._low, first)
         for ticket in [ticket for ticket in self._dealt if ticket < first]:

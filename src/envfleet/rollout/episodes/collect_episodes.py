@@ -209,7 +209,11 @@ class EpisodeRun:
             self._next_for(slot, wants)
 
     def _give_up_on(self, slot: int, ticket: Ticket, fault: Any, begun: bool) -> None:
-        """All attempts of a ticket failed."""
+        """All attempts of a ticket failed. One that was not `begun` has nothing of the episode before it."""
+        if not begun:
+            self.history.position[slot] = 0
+            self._infos.pop(slot, None)
+            self._reset_info.pop(slot, None)
         rollout = self._record(slot, ticket, begun=begun) if self.yield_failed else None
         if rollout is not None:
             rollout.error = fault.error() if fault is not None else RolloutError("the environment failed")

@@ -44,13 +44,14 @@ def test_a_stream_that_is_left_early_goes_on_with_the_same_tasks_and_counts_ever
 
 
 def test_tickets_left_by_a_stream_in_the_order_of_ends_are_not_waited_for():
-    with ef.make("gridnavi", 8, backend="thread", num_workers=2) as fleet:
-        ours = collector(fleet, source(), mode="async", at_least=1)
-        stream = ours.episodes(40, order="finish")
-        for _ in range(3):
-            next(stream)
-        stream.close()
-        assert len(ours.collect(40)) == 40
+    tasks = source()
+    tasks.in_order(0, lag=4)
+    tasks.add(TaskResult(3, [tasks.task(ticket) for ticket in range(6)][3], 1.0, 1))  # 0 to 2 have no result
+    before = tasks.task(5)
+    tasks.in_order(4, lag=4)
+    assert [tasks.ready(ticket) for ticket in (4, 8, 9)] == [True, True, False]
+    assert tasks.task(5) == before
+    assert [row[0] for row in tasks.state_dict()["dealt"]] == [4, 5]
 
 
 def test_tickets_far_apart_are_all_collected_and_skipped_ones_are_not_collected_later():
@@ -199,3 +200,24 @@ def test_a_learner_keeps_what_was_collected_before_a_fault_and_goes_on():
         assert len(learner.policy_storage) == 4 and learner.num_env_steps == 60
         assert learner.collect_rollouts_parallel(4, random_actions=True, parallel_env=penv) == 60
     learner.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_network_is_told_what_was_done_in_its_previous_step_also_after_random_actions(replaced):
+    torch = pytest.importorskip("torch")
+    from envfleet.networks.actor_critic import ActorCritic, NetworkConfig
+    from envfleet.networks.network_policy import PREVIOUS, Policy
+
+    torch.manual_seed(0)
+    with ef.make("gridnavi", 4, backend="serial") as fleet:
+        spaces = fleet.single_observation_space, fleet.single_action_space
+        policy = Policy(ActorCritic(*spaces, NetworkConfig(previous_step=True)), 4, np.random.default_rng(0))
+        first = None if replaced else policy
+        ours = ef.Collector(fleet, first, random_actions=replaced, warmup_steps=0 if replaced else 28, seed=1)
+        ours.policy = policy
+        for rollout in ours.collect(8):
+            told = rollout.extras[PREVIOUS]
+            known = [t for t in range(1, len(rollout)) if told[t].any()]  # while all actions are random nothing is told
+            assert len(known) >= 7
+            for t in known:
+                assert told[t, :-1].argmax() == rollout.actions[t - 1] and told[t, -1] == np.float32(rollout.rewards[t - 1])

@@ -113,7 +113,7 @@ class Collector:
 
     @policy.setter
     def policy(self, policy: Any) -> None:
-        self.engine.policy = policy
+        self.engine.use(policy)
 
     def episodes(
         self,

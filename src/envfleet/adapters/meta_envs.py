@@ -17,7 +17,7 @@ from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.core.fleet_options import BackendName, EnvOptions, StartMethod
 from envfleet.envs.varibad import VariBadWrapper
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, FaultError
 from envfleet.slots.factories import resolve
 from envfleet.util.seeding import stream
 
@@ -131,7 +131,7 @@ class ParallelMetaEnv(SingleAgentView):
 
     def _result(self, batch: Batch) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
         """obs, rewards, dones, infos. `done` is the outer end; `infos[i]["done_mdp"]` is the inner one."""
-        infos = [dict(info) for info in batch.info]
+        infos = _infos(batch)
         for info, over in zip(infos, batch.ended.tolist()):
             info["done_mdp"] = bool(over or info.get("inner_done"))
         return batch.obs, batch.reward, batch.ended, infos
@@ -185,6 +185,13 @@ def _space(holder: Any) -> Any:
     return holder.get_wrapper_attr("task_space") if isinstance(holder, VariBadWrapper) else holder.task_space
 
 
+def _infos(batch: Batch) -> list[dict[str, Any]]:
+    """The infos of a batch; a row that is a fault, not a step or a first observation, has `envfleet.fault`."""
+    return [
+        {**info, "envfleet.fault": True} if faulted else dict(info) for info, faulted in zip(batch.info, batch.faulted.tolist())
+    ]
+
+
 class Remote:
     """One worker as scripts with pipes see it: `send((command, data))`, then `recv()`.
 
@@ -231,12 +238,16 @@ class Remote:
             return self._answer.pop()
         if not self._sent:
             raise BadArgument(f"nothing was sent to worker {self._slot}: call send((command, data)) first")
-        batch = self._fleet.recv([self._slot], timeout_s=timeout_s)
+        try:
+            batch = self._fleet.recv([self._slot], timeout_s=timeout_s)
+        except FaultError:
+            self._sent = ""  # the fault is the answer
+            raise
         sent, self._sent = self._sent, ""
         if sent == "reset":
-            return batch.obs[0], dict(batch.info[0])
+            return batch.obs[0], _infos(batch)[0]
         ended = batch.terminated[0], batch.truncated[0]
-        return batch.obs[0], float(batch.reward[0]), bool(ended[0]), bool(ended[1]), dict(batch.info[0])
+        return batch.obs[0], float(batch.reward[0]), bool(ended[0]), bool(ended[1]), _infos(batch)[0]
 
     def poll(self) -> bool:
         """Whether `recv` would return at once."""
@@ -277,8 +288,8 @@ class ParallelEnvManager(SingleAgentView):
         if tasks is not None and len(tasks) != self.num_envs:
             raise BadArgument(f"tasks: {self.num_envs} environments need one task each, got {len(tasks)}")
         batch = self.fleet.reset(seed=seed, tasks=None if tasks is None else list(tasks))
-        return batch.obs, [dict(info) for info in batch.info]
+        return batch.obs, _infos(batch)
 
     def _result(self, batch: Batch) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
         """obs, rewards, terminated, truncated, infos."""
-        return batch.obs, batch.reward, batch.terminated, batch.truncated, [dict(info) for info in batch.info]
+        return batch.obs, batch.reward, batch.terminated, batch.truncated, _infos(batch)

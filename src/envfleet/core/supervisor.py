@@ -79,6 +79,7 @@ class Supervisor:
         self.pending: dict[int, Fault] = {}
         self._due: dict[int, float] = {}  # slot -> when to rebuild it
         self._interrupted: dict[int, _Interrupted] = {}
+        self._without_task: set[int] = set()  # rebuilt without the task that they failed with
         self._suspect: dict[int, tuple[tuple[int, str, float], float]] = {}  # pulse -> what it said, and since when
         self._out_turn = np.zeros(count, np.uint32)  # [slot]: the turn in which it was last seen out
         self._out_time = np.zeros(count)  # and the watched time when that was first seen
@@ -138,6 +139,9 @@ class Supervisor:
                 self._write_fault_row(slot, interrupted, FAULT)
                 self._interrupted.pop(slot)
             self.lost[slot] = False
+            if slot in self._without_task:  # it runs: the task was the reason, not the slot
+                self._without_task.remove(slot)
+                self.restarts[slot] = 0
         self._look_for_trouble()
 
     def _failed(self, slot: int, failure: Failure) -> None:
@@ -422,10 +426,21 @@ class Supervisor:
             self._was_sent(slot)  # before an interrupt
         slots = sorted(slot for slot, when in self._due.items() if when <= now)
         if slots:
+            self._leave_out_tasks(slots)
             self.prepare_rebuild(slots)
             self.backend.submit(np.array(slots, np.int64))  # if it raises they are still due: the next recv tries again
             for slot in slots:
                 self._was_sent(slot)
+
+    def _leave_out_tasks(self, slots: list[int]) -> None:
+        """The last rebuild before quarantine, where every reset failed with one task, is without it: one bad task must not take slot after slot."""
+        head = self.backend.slab.head
+        for slot in slots:
+            task = int(head["now_task"][slot])
+            last = self.restarts[slot] >= self.policy.max_restarts
+            if last and task >= 0 and task == head["next_task"][slot] and self.last_fault(slot).phase == "reset":
+                head["next_task"][slot] = -1
+                self._without_task.add(slot)
 
     def _was_sent(self, slot: int) -> None:
         self.table.held[slot] = False

@@ -39,6 +39,7 @@ class AttributeTasks(HasTask, gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordC
         gym.utils.RecordConstructorArgs.__init__(self, tasks=tasks, after=after)
         gym.Wrapper.__init__(self, env)
         self._after = after
+        self._before: dict[str, Any] = {}  # the environment's own values of what tasks have set
         self.task_space = tasks if isinstance(tasks, TaskSpace) else _uniform(tasks)
         for name in self.task_space.sample(np.random.default_rng(0)):
             if not hasattr(env.unwrapped, name):
@@ -50,7 +51,11 @@ class AttributeTasks(HasTask, gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordC
         if seed is not None and not self._was_set:  # the task is drawn before the environment is reset
             inner.np_random, _ = gym.utils.seeding.np_random(seed)
         told = self._begin_task(inner.np_random, options)
-        for name, value in self.task.items():
+        for name, value in {**self._before, **self.task}.items():  # what this task does not set is as it was
+            if name not in self._before:
+                if not hasattr(inner, name):
+                    raise BadArgument(f"{type(inner).__name__} has no attribute {name!r} that a task could set")
+                self._before[name] = getattr(inner, name)
             setattr(inner, name, value)
         if self._after is not None:
             self._after(inner)

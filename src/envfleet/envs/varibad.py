@@ -109,6 +109,10 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         info |= self._columns(over and not last, final, self._returns)
         return self._observation(obs, over and not last), reward, last, False, info
 
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether it or the environment has an attribute. The state of the environment is not that of an outer episode: it is not offered."""
+        return name not in ("get_state", "set_state") and super().has_wrapper_attr(name)
+
     def _observation(self, obs: Any, flag: bool) -> NDArray[np.float32]:
         out = np.zeros(self._size + self._task_size + (self.episodes_per_task > 1), np.float32)
         out[: self._size] = np.ravel(obs)

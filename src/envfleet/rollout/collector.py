@@ -113,7 +113,7 @@ class Collector:
 
     @policy.setter
     def policy(self, policy: Any) -> None:
-        self.engine.policy = policy
+        self.engine.use(policy)
 
     def episodes(
         self,
@@ -136,11 +136,12 @@ class Collector:
         if order not in ("ticket", "finish"):
             raise BadArgument(f"order={order!r}: choose 'ticket' or 'finish'")
         numbers = numbers_for(self._next_ticket, num_episodes, skip)
-        stream = self._episodes(numbers, num_steps, order == "ticket", yield_failed)
+        end = 0 if num_episodes is None else self._next_ticket + num_episodes
+        stream = self._episodes(numbers, end, num_steps, order == "ticket", yield_failed)
         total = None if isinstance(numbers, itertools.count) else len(numbers)
         return _with_progress(stream, total, num_steps) if progress else stream
 
-    def _episodes(self, numbers: Any, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
+    def _episodes(self, numbers: Any, end: int, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
         self._refuse_while_streaming()
         self._drop_segments()
         lost_before = self.ledger.lost
@@ -160,6 +161,8 @@ class Collector:
             for rollout in stream:
                 self.stats_builder.add(rollout)
                 self._next_ticket = max(self._next_ticket, rollout.episode + 1)
+                if source is not None:
+                    source.forget(rollout.episode)
                 steps += len(rollout)
                 self._clock.book_s += self._clock.lap()
                 yield rollout
@@ -171,8 +174,7 @@ class Collector:
             self._streaming = False
             self._clock.pause()
             self._seconds += time.perf_counter() - began
-        if office.total is not None and len(numbers):
-            self._next_ticket = max(self._next_ticket, numbers[-1] + 1)
+        self._next_ticket = max(self._next_ticket, end)
         self.ledger.warn_if_lost(lost_before)
 
     def collect(self, num_episodes: int | None = None, *, num_steps: int | None = None, progress: bool = False) -> Rollouts:
@@ -214,6 +216,8 @@ class Collector:
 
     def _open_segments(self) -> SegmentRun:
         if self._segments is None:
+            if self.source is not None:
+                self.source.in_any_order()
             self._segments = SegmentRun(self)
         return self._segments
 

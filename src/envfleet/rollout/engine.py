@@ -41,15 +41,20 @@ class Engine:
         self.fleet, self.mode, self.seed, self.clock = fleet, mode, seed, clock
         self.at_least = max(1, fleet.num_envs // 4) if at_least is None else at_least
         self.random = RandomPolicy(fleet.single_action_space)
-        self.policy: Any = self.random if policy is None else policy
         self._warmup = -(-warmup_steps // fleet.num_envs)  # steps each slot begins with
         self._acted = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]
         self._groups: deque[Ints] = deque()
         self.out = np.zeros(fleet.num_envs, dtype=np.bool_)  # [slot] sent, not yet received
         self._first: tuple[Any, Answer] | None = None  # a policy and its first answer: see `_check_extras`
-        self._tells_reward = bool(getattr(self.policy, "needs_reward", False))
+        self._tells_reward = False
+        self.use(self.random if policy is None else policy)
         self.last_reward = np.zeros(fleet.num_envs)  # [slot] where the policy is told it
         self._to_step: Tree = None  # sync: actions of all slots that `receive` will step
+
+    def use(self, policy: Any) -> None:
+        """Ask this policy from now on."""
+        self.policy: Any = policy
+        self._tells_reward |= bool(getattr(policy, "needs_reward", False))
 
     def halves(self, slots: Ints) -> list[Ints]:
         """Which slots are sent together at the beginning."""
@@ -91,6 +96,8 @@ class Engine:
             if warming.any():
                 answer = Answer(_mix(answer.actions, self.random.act(ask), warming), answer.extras)
                 version[warming] = self.random.version
+        if warming.any() and self._tells_reward and hasattr(self.policy, "last_action"):
+            self.policy.last_action[ask.slots] = answer.actions  # what was done, not what it would have done
         self._acted[ask.slots] += 1
         return answer, version
 

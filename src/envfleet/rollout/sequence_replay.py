@@ -65,7 +65,7 @@ class SequenceReplay:
 
     def add_rollout(self, rollout: Rollout) -> None:
         """Add an episode that a collector or an executor gave. A time limit is not a terminal."""
-        task = {} if rollout.task is None else {"task": np.repeat(np.asarray(rollout.task)[None], len(rollout), axis=0)}
+        task = {} if rollout.task is None else {"task": np.repeat(_task_row(rollout.task), len(rollout), axis=0)}
         self.add_sample(rollout.observations, rollout.actions, rollout.rewards, rollout.terminated, **task)
 
     def sample(self, batch_size: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
@@ -83,6 +83,19 @@ class SequenceReplay:
         lengths = np.array([len(sequence["rewards"]) for sequence in chosen])
         out["mask"] = np.arange(longest)[:, None] < lengths
         return out
+
+
+def _task_row(task: Any) -> NDArray[Any]:
+    """A task as one row, of the same kind for all tasks of a family: numbers as float64, anything else as the object that it is."""
+    try:
+        row = np.asarray(task)
+    except ValueError:  # parts of several lengths
+        row = np.empty(0, object)
+    if row.dtype.kind in "biuf":
+        return row.astype(np.float64)[None]
+    out = np.empty(1, object)
+    out[0] = task
+    return out
 
 
 def _differs(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> str:

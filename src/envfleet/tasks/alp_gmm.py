@@ -66,6 +66,8 @@ class ALPGMM(Curriculum):
     def update(self, results: Sequence[TaskResult]) -> None:
         """Measure the progress, and fit when it is time."""
         for result in results:
+            if not np.isfinite(result.episode_return):
+                continue  # nothing can be fitted to it
             at = self._scaled(result.task)
             if self.history:
                 before = np.asarray(self.history)
@@ -89,7 +91,7 @@ class ALPGMM(Curriculum):
         one = int(rng.choice(len(mean), p=p))
         at = np.clip(rng.multivariate_normal(mean[one, :-1], cov[one, :-1, :-1]), 0.0, 1.0)
         low, high = self.space.low, self.space.high
-        value = low + at.reshape(low.shape) * (high - low)
+        value = np.clip(low + at.reshape(low.shape) * (high - low), low, high)  # rounding may put a bound outside
         return value if low.shape else float(value)
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from envfleet.errors import BadArgument
 from envfleet.tasks.curriculum import Curriculum, TaskResult
 from envfleet.tasks.list_curricula import DomainRandomisation
 from envfleet.util.seeding import stream
@@ -39,7 +40,7 @@ class TaskSource:
     def __init__(self, tasks: Any, seed: int = 0) -> None:
         self.curriculum = tasks if isinstance(tasks, Curriculum) else DomainRandomisation(tasks)
         self.seed = seed
-        self._dealt: dict[int, Any] = {}  # tickets whose results are not in: their tasks
+        self._dealt: dict[int, Any] = {}  # tickets that may be asked for again: their tasks
         self._trains: dict[int, bool] = {}
         self._inbox: dict[int, TaskResult] = {}
         self.num_results = 0
@@ -49,10 +50,29 @@ class TaskSource:
         self._in: set[int] = set()  # those above whose results are in
 
     def in_order(self, first: int, lag: int) -> None:
-        """Assign in the order of tickets from `first` on, each `lag` behind in what the curriculum knows."""
-        self.lag = lag
-        if first > self._next:
+        """Assign in the order of tickets from `first` on, each `lag` behind in what the curriculum knows.
+
+        Tickets below `first` are not waited for. One that was assigned and not handed over keeps its task.
+        """
+        if self.lag is None:
+            self._dealt, self._trains = {}, {}  # of segments, if there are any
             self._next = self._low = first
+        elif first < self._next and first not in self._dealt:
+            raise BadArgument(
+                f"the task source is at ticket {self._next}, and ticket {first} is done: give first_ticket={self._next}"
+            )
+        self.lag = lag
+        self._next, self._low = max(self._next, first), max(self._low, first)
+        for ticket in [ticket for ticket in self._dealt if ticket < first]:
+            self.forget(ticket)
+        self._in = {ticket for ticket in self._in if ticket >= self._low}
+        self._note(self._low, result=False)
+
+    def in_any_order(self) -> None:
+        """Assign whatever ticket is asked for, as segments need it. Their tickets are others than those of episodes."""
+        if self.lag is not None:
+            self.lag = None
+            self._dealt, self._trains, self._in = {}, {}, set()
 
     def ready(self, ticket: int) -> bool:
         """Whether the ticket can be assigned: all results it must know are in."""
@@ -67,6 +87,8 @@ class TaskSource:
                 self.advance(below=self._next - self.lag)
                 self._assign(self._next)
                 self._next += 1
+        if ticket not in self._dealt:
+            raise BadArgument(f"ticket {ticket} is done: another collector of this task source is at ticket {self._next}")
         return self._dealt[ticket]
 
     def _assign(self, ticket: int) -> None:
@@ -82,13 +104,15 @@ class TaskSource:
         return self._trains.get(ticket, True)
 
     def add(self, result: TaskResult) -> None:
-        """Take a result; the curriculum sees it at the next `advance`."""
-        self._inbox[result.ticket] = result
+        """Take a result; the curriculum sees it at the next `advance`. A ticket that is collected again has one result, its first."""
+        if self.lag is None or (result.ticket >= self._low and result.ticket not in self._in):
+            self._inbox[result.ticket] = result
         self._note(result.ticket)
 
-    def _note(self, ticket: int) -> None:
+    def _note(self, ticket: int, result: bool = True) -> None:
         if self.lag is not None and ticket >= self._low:
-            self._in.add(ticket)
+            if result:
+                self._in.add(ticket)
             while self._low in self._in:
                 self._in.remove(self._low)
                 self._low += 1
@@ -98,18 +122,23 @@ class TaskSource:
         ready = sorted(ticket for ticket in self._inbox if below is None or ticket < below)
         results = [self._inbox.pop(ticket) for ticket in ready]
         self.curriculum.update(results)
-        for ticket in ready:
-            self._dealt.pop(ticket, None)
-            self._trains.pop(ticket, None)
+        if self.lag is None:  # with a lag, the collector says when
+            for ticket in ready:
+                self.forget(ticket)
         self.num_results += len(results)
         return len(results)
 
     def drop(self, tickets: Iterable[int]) -> None:
-        """Forget tickets that will have no result: their episodes failed, or were left."""
+        """Do not wait for tickets that will have no result: their episodes failed, or were left."""
         for ticket in tickets:
-            self._dealt.pop(ticket, None)
-            self._trains.pop(ticket, None)
+            if self.lag is None:
+                self.forget(ticket)
             self._note(ticket)
+
+    def forget(self, ticket: int) -> None:
+        """The caller has the ticket's episode: it will not be asked for again."""
+        self._dealt.pop(ticket, None)
+        self._trains.pop(ticket, None)
 
     def probabilities(self) -> dict[str, float]:
         """Of the curriculum."""

@@ -49,7 +49,7 @@ def task_text(task: Any) -> str:
     """
     if isinstance(task, Mapping):
         return " ".join(f"{name}={task_text(value)}" for name, value in task.items())
-    if isinstance(task, (list, tuple, np.ndarray)) and np.ndim(task) > 0:
+    if isinstance(task, (list, tuple)) or (isinstance(task, np.ndarray) and task.ndim):
         return " ".join(task_text(value) for value in task)
     return f"{task:.4g}" if isinstance(task, (float, np.floating)) else str(task)
 

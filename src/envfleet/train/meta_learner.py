@@ -123,14 +123,15 @@ class Learner:
             timing=False,
             first_ticket=self._ticket,
         )
-        rollouts = collector.collect(num_rollouts)
-        self._ticket += num_rollouts
-        for rollout in rollouts:
+        end, before, rollouts = self._ticket + num_rollouts, self.num_env_steps, Rollouts()
+        for rollout in collector.episodes(num_rollouts):  # counted one by one: what a fault or an interrupt leaves is kept
+            self._ticket = rollout.episode + 1
+            self.num_env_steps += len(rollout)
             self.policy_storage.add_rollout(rollout)
+            rollouts.append(rollout)
+        self._ticket = end
         self._latest = Rollouts() if random_actions else rollouts
-        steps = sum(len(rollout) for rollout in rollouts)
-        self.num_env_steps += steps
-        return steps
+        return self.num_env_steps - before
 
     def _single(self) -> Fleet:
         if self._own is None:

@@ -101,7 +101,8 @@ class TaskResults:
             ticket = int(segment.episode[t, b]) * segment.num_slots + b
             error = self._value_error(advantage, begin[b], t + 1, b, ends=True)
             begin[b] = t + 1
-            if not segment.scored[t, b]:  # a fault cut it short: its return means nothing
+            # A fault cut it short, so that its return means nothing; or the environment failed with the task and ran another.
+            if not segment.scored[t, b] or segment.task[t, b] < 0:
                 self.source.drop([ticket])
                 continue
             task = self.source.task(ticket)

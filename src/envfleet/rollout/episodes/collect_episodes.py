@@ -186,21 +186,38 @@ class EpisodeRun:
         """A slot's environment failed in the middle of its ticket."""
         ticket = self.acting.pop(slot)
         reason, fault = self.engine.reason(slot)
-        again = ticket.attempt <= self.collector.max_retries
-        self.ledger.fail(reason, retried=again)
-        if again:
+        if begun and slot in self.coming and fault is not None and fault.phase == "reset":
+            # The next episode could not begin: that is an attempt of the next ticket. This one only has to be played again.
+            again, following = True, self.coming.pop(slot)
+            if following.attempt <= self.collector.max_retries:
+                following.attempt += 1
+                self.office.give_back(following)
+            else:
+                self.ledger.start()
+                self.ledger.fail(reason)
+                self._give_up_on(slot, following, fault, begun=False)
+        elif again := ticket.attempt <= self.collector.max_retries:
             ticket.attempt += 1
         else:
-            rollout = self._record(slot, ticket, begun=begun) if self.yield_failed else None
-            if rollout is not None:
-                rollout.error = fault.error() if fault is not None else RolloutError("the environment failed")
-            self._put(ticket, rollout)
+            self._give_up_on(slot, ticket, fault, begun)
+        self.ledger.fail(reason, retried=again)
         if gone:
             self._lose_slot(slot, ticket if again else None)
         elif again:
             wants[slot] = ticket
         else:
             self._next_for(slot, wants)
+
+    def _give_up_on(self, slot: int, ticket: Ticket, fault: Any, begun: bool) -> None:
+        """All attempts of a ticket failed. One that was not `begun` has nothing of the episode before it."""
+        if not begun:
+            self.history.position[slot] = 0
+            self._infos.pop(slot, None)
+            self._reset_info.pop(slot, None)
+        rollout = self._record(slot, ticket, begun=begun) if self.yield_failed else None
+        if rollout is not None:
+            rollout.error = fault.error() if fault is not None else RolloutError("the environment failed")
+        self._put(ticket, rollout)
 
     def _lose_slot(self, slot: int, ticket: Ticket | None) -> None:
         self.office.close_slot(slot)
@@ -250,7 +267,9 @@ class EpisodeRun:
         for slot in sorted(self.idle):
             ticket = self.office.take(slot)
             if ticket is None:
-                break
+                if self.collector.source is None:
+                    break
+                continue  # the ticket of this slot has to wait for results; that of another may not
             self.idle.discard(slot)
             wants[slot] = ticket
         self._seat(wants)

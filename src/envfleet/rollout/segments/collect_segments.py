@@ -69,7 +69,7 @@ class SegmentRun:
         hidden = FINAL_STATE if self.has_agents else None  # belongs to ends, not to observations
         names = [name for name in fleet.layout.columns if name != hidden]
         self.columns = {name: np.array(getattr(batch, name)[None]) for name in names}
-        self.task = np.array(batch.task)
+        self.task = np.array(fleet.slab.head["now_task"])  # of what runs: a row of a failed reset has the task that failed
         self.active: Bools = np.array(batch.active)  # [slot, agent] with agents
         self.agent_step: Ints = np.zeros(self.active.shape, np.int64)
         self.ledger.start(count)
@@ -449,7 +449,7 @@ class SegmentRun:
     def _resume(self, batch: Batch) -> None:
         """Take over slots that were reset here, not by the fleet at an end."""
         self._see(batch)
-        self.task[batch.slots] = batch.task
+        self.task[batch.slots] = self.fleet.slab.head["now_task"][batch.slots]
 
     def _replay(self, stored: list[Tree]) -> None:
         actions = [tree_map(np.array, part) for part in stored]

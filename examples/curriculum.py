@@ -1,6 +1,6 @@
 """A curriculum over easy, medium and hard, whose proportions follow what the agent already masters.
 
-The collector asks for a task when it issues a ticket; feedback goes in as episodes come out.
+The collector asks the task source when it issues a ticket, and hands the results of episodes back to it.
 """
 
 import gymnasium as gym
@@ -9,6 +9,8 @@ from gymnasium import spaces
 
 import envfleet as ef
 from envfleet.rollout import Collector
+from envfleet.tasks import TaskSource
+from envfleet.tasks.list_curricula import ListCurriculum
 
 TARGETS = {"easy": 3, "medium": 6, "hard": 12}
 
@@ -31,25 +33,27 @@ class Reach(gym.Env):
         return np.array([self.x, self.target], dtype=float), float(won), won, self.t >= 30, {}
 
 
-class Proportions:
+class Proportions(ListCurriculum):
     """Draw levels in proportion to what is still to be learnt: 1 - success rate, smoothed."""
 
-    def __init__(self):
-        self.success = dict.fromkeys(TARGETS, 0.5)
+    stored = ("counts", "success")  # what a checkpoint holds
 
-    def __call__(self, ticket):
-        weights = np.array([1.05 - self.success[level] for level in TARGETS])
-        return str(np.random.default_rng(ticket).choice(list(TARGETS), p=weights / weights.sum()))
+    def __init__(self, tasks):
+        super().__init__(tasks)
+        self.success = np.full(self.size, 0.5)
 
-    def learn(self, level, won):
-        self.success[level] += 0.1 * (won - self.success[level])
+    def take(self, index, result):
+        self.success[index] += 0.1 * (result.episode_return - self.success[index])
+
+    def weights(self):
+        left = 1.05 - self.success
+        return left / left.sum()
 
 
-levels = Proportions()
+source = TaskSource(Proportions(list(TARGETS)), seed=0)
 counts = dict.fromkeys(TARGETS, 0)
 with ef.make(Reach, num_envs=8, backend="serial") as fleet:
-    for rollout in Collector(fleet, random_actions=True, seed=0, tasks=levels).episodes(300):
+    for rollout in Collector(fleet, random_actions=True, seed=0, tasks=source).episodes(300):
         counts[rollout.task] += 1
-        levels.learn(rollout.task, rollout.episode_return)
-print("episodes:", counts, " success:", {name: round(value, 2) for name, value in levels.success.items()})
+print("episodes:", counts, " chances:", {name: round(value, 2) for name, value in source.probabilities().items()})
 assert counts["hard"] > counts["easy"]  # what is mastered is practised less

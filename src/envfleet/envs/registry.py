@@ -14,6 +14,7 @@ SHORT_NAMES = {
     "tmaze": "envfleet.envs.tmaze:TMaze",
     # families of tasks; also as "AntDir-v0" and "envfleet/AntDir-v0"
     "gridnavi": "envfleet.envs.gridnavi:GridNavi",
+    "unlock": "envfleet.envs.unlock:Unlock",
     "pointrobot": "envfleet.envs.point_robot:PointRobot",
     "pointrobot-sparse": "envfleet.envs.point_robot:PointRobotSparse",
     "pointrobot-semicircle": "envfleet.envs.point_robot:PointRobotSemicircle",
@@ -45,6 +46,7 @@ SHORT_NAMES = {
 IDS = {
     "TMaze": "tmaze",
     "GridNavi": "gridnavi",
+    "Unlock": "unlock",
     "PointRobot": "pointrobot",
     "PointRobotSparse": "pointrobot-sparse",
     "PointRobotSemicircle": "pointrobot-semicircle",

@@ -8,6 +8,7 @@ from envfleet.tasks.list_curricula import SFL as SFL
 from envfleet.tasks.list_curricula import DomainRandomisation as DomainRandomisation
 from envfleet.tasks.list_curricula import LearningProgress as LearningProgress
 from envfleet.tasks.list_curricula import Levels as Levels
+from envfleet.tasks.syllabus_curriculum import SyllabusCurriculum as SyllabusCurriculum
 from envfleet.tasks.task_source import TaskSource as TaskSource
 from envfleet.tasks.task_space import TaskBox as TaskBox
 from envfleet.tasks.task_space import TaskList as TaskList

@@ -147,7 +147,9 @@ class Levels(ListCurriculum):
 class LearningProgress(ListCurriculum):
     """Tasks whose success is changing, up or down, are the likeliest.
 
-    Two moving means of the success of each task, a fast and a slow one; the weight is how far they are apart. `explore` is shared by all.
+    Two moving means of the success of each task, a fast and a slow one; the weight is how far they are apart. A change of a rare success counts more than
+    one of a frequent success, else mastered tasks that fail now and then would take the place of new ones: a mean p counts as
+    p (1 - theta) / (p + theta (1 - 2 p)); `theta=0.5` leaves it as it is. `explore` is shared by all.
 
     Example:
         >>> lp = LearningProgress(["a", "b"], explore=0.1)
@@ -158,13 +160,14 @@ class LearningProgress(ListCurriculum):
 
     stored = ("counts", "fast", "slow")
 
-    def __init__(self, tasks: Any, fast: float = 0.2, slow: float = 0.04, explore: float = 0.1) -> None:
+    def __init__(self, tasks: Any, fast: float = 0.2, slow: float = 0.04, explore: float = 0.1, theta: float = 0.1) -> None:
         super().__init__(tasks)
-        if not 0.0 < slow < fast <= 1.0 or not 0.0 < explore <= 1.0:
+        if not 0.0 < slow < fast <= 1.0 or not 0.0 < explore <= 1.0 or not 0.0 < theta <= 0.5:
             raise BadArgument(
-                f"LearningProgress(fast={fast}, slow={slow}, explore={explore}): 0 < slow < fast <= 1, 0 < explore <= 1"
+                f"LearningProgress(fast={fast}, slow={slow}, explore={explore}, theta={theta}): "
+                "0 < slow < fast <= 1, 0 < explore <= 1, 0 < theta <= 0.5"
             )
-        self._fast, self._slow, self.explore = fast, slow, explore
+        self._fast, self._slow, self.explore, self.theta = fast, slow, explore, theta
         self.fast, self.slow = np.zeros(self.size), np.zeros(self.size)
 
     def take(self, index: int, result: TaskResult) -> None:
@@ -173,9 +176,12 @@ class LearningProgress(ListCurriculum):
         self.fast[index] += self._fast * (success - self.fast[index])
         self.slow[index] += self._slow * (success - self.slow[index])
 
+    def _counted(self, p: Floats) -> Floats:
+        return p * (1.0 - self.theta) / (p + self.theta * (1.0 - 2.0 * p))
+
     def weights(self) -> Floats:
         """How far the means are apart, and a share for all."""
-        apart = np.abs(self.fast - self.slow)
+        apart = np.abs(self._counted(self.fast) - self._counted(self.slow))
         even = np.full(self.size, 1.0 / self.size)
         return even if apart.sum() < 1e-6 else self.explore * even + (1.0 - self.explore) * apart / apart.sum()
 

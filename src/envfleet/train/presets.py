@@ -28,6 +28,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gridnavi": {"env_type": "meta", "episodes_per_task": 4, "num_envs": 128, "num_steps": 60, "num_epochs": 4, "num_minibatches": 4,
                  "learning_rate": 2e-3, "gamma": 0.97, "gae_lambda": 0.95, "entropy": 0.02, "total_steps": 1_000_000,
                  "previous_step": True, "normalize_reward": True},
+    # Advantages as they are: where nothing succeeds, standardised ones are noise that makes the policy forget how to try.
+    "unlock": {"env_type": "meta", "success_return": 0.5, "num_envs": 16, "num_steps": 32, "learning_rate": 3e-3,
+               "lr_schedule": "constant", "gamma": 1.0, "entropy": 0.01, "normalize_advantage": False, "hidden": (256,),
+               "total_steps": 300_000},
     "pointrobot": {"env_type": "meta", "episodes_per_task": 3, "num_envs": 64, "num_steps": 60, "num_epochs": 4, "num_minibatches": 4,
                    "learning_rate": 2e-3, "gamma": 0.97, "total_steps": 1_500_000, "previous_step": True, "normalize_reward": True},
     "antdir": {"env_type": "meta", "episodes_per_task": 2, "num_envs": 16, "num_steps": 400, "num_epochs": 6, "num_minibatches": 4,
@@ -47,6 +51,7 @@ _BY_NAME = {
     **{name: name for name in ("cartpole", "acrobot", "lunarlander", "mountaincar", "pendulum")},
     **{name: name for name in ("tmaze", "catch", "tictactoe", "gridworld")},
     "gridnavi": "gridnavi",
+    "unlock": "unlock",
     "pointrobot": "pointrobot",
     **dict.fromkeys(("antdir", "antgoal", "antforwardbackward", "halfcheetahvel", "halfcheetahdir"), "antdir"),
     **dict.fromkeys(("simple-spread", "simple_spread"), "spread"),

@@ -14,6 +14,7 @@ from envfleet.rollout.sequence_replay import SequenceReplay
 from envfleet.tasks import ALPGMM, LearningProgress, TaskBox, TaskSampler, TaskSource
 from envfleet.tasks.curriculum import TaskResult
 from envfleet.tasks.task_space import task_text
+from envfleet.train.task_training import TaskResults
 
 
 def source():
@@ -221,3 +222,15 @@ def test_a_network_is_told_what_was_done_in_its_previous_step_also_after_random_
             assert len(known) >= 7
             for t in known:
                 assert told[t, :-1].argmax() == rollout.actions[t - 1] and told[t, -1] == np.float32(rollout.rewards[t - 1])
+
+
+def test_value_errors_of_episodes_that_a_resumed_run_ended_are_not_those_of_the_next():
+    def error(**options):
+        tasks = TaskResults(source(), fleet)
+        tasks.load(state)
+        tasks.forget(**options)
+        return tasks.state()["error"].tolist()
+
+    with ef.make("gridnavi", 2, backend="serial") as fleet:
+        state = TaskResults(source(), fleet).state() | {"error": np.array([[3.0, 4.0], [1.0, 2.0]])}
+        assert error(slots=np.array([1])) == [[3.0, 0.0], [1.0, 0.0]]

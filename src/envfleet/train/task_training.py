@@ -140,6 +140,10 @@ class TaskResults:
             row |= {f"probability/{name}": value for name, value in chances.items()}
         return row
 
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """The running episodes of these slots are not continued."""
+        self._error[:, slots] = 0.0
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""
         return {"source": self.source.state_dict(), "error": self._error.copy()}

@@ -407,7 +407,10 @@ class PPOTrainer:
         elif state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
             self.tasks.load_state_dict(state["tasks"])
         self.learner.load(state["team"])
-        self.learner.forget(self.collector.restore_segments(state["running"], self.config.restore))
+        ended = self.collector.restore_segments(state["running"], self.config.restore)
+        self.learner.forget(ended)
+        if self._task_results is not None:
+            self._task_results.forget(ended)
 
     def _explained(self, error: Exception) -> Exception:
         """A NaN becomes an error that says where; a fault stays what it is. With both, what was learned before is saved."""

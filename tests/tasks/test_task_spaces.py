@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from envfleet.envs.attribute_tasks import AttributeTasks
 from envfleet.envs.gridnavi import GridNavi
 from envfleet.envs.mujoco_tasks import AntDir
 from envfleet.envs.point_robot import PointRobot
+from envfleet.envs.registry import IDS, resolve_env
 from envfleet.errors import BadArgument
 from envfleet.tasks import TaskBox, TaskList, TaskSampler
 from envfleet.tasks.task_space import task_key
@@ -77,3 +80,12 @@ def test_attributes_are_set_before_the_reset_and_stay():
     assert env.reset()[1]["task"] == {"length": 0.5} and env.reset()[1]["task"] == {"length": 0.5}
     with pytest.raises(BadArgument, match="no attribute 'lenght'"):
         AttributeTasks(gym.make("CartPole-v1"), {"lenght": (0.3, 1.0)})
+
+
+@pytest.mark.parametrize("name", [name for name in IDS.values() if not name.startswith(("ant", "half"))])
+def test_environments_with_tasks_can_be_pickled(name):
+    """Slots that move between processes take their environment along as a pickle."""
+    env = resolve_env(name)()
+    env.reset(seed=0)
+    copy = pickle.loads(pickle.dumps(env))
+    assert task_key(copy.task) == task_key(env.task)

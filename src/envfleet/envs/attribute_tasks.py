@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -67,8 +68,16 @@ def _uniform(bounds: Mapping[str, tuple[float, float]]) -> TaskSampler:
     low, high = ({name: float(pair[i]) for name, pair in bounds.items()} for i in (0, 1))
     if not bounds or any(low[name] >= high[name] for name in bounds):
         raise BadArgument(f"tasks={dict(bounds)}: give name=(low, high) with low below high, at least one")
-    return TaskSampler(
-        lambda rng: {name: float(rng.uniform(low[name], high[name])) for name in low},
-        lambda task: isinstance(task, Mapping) and task.keys() == low.keys() and all(low[n] <= task[n] <= high[n] for n in low),
-        vector=lambda task: [task[name] for name in low],
-    )
+    return TaskSampler(partial(_draw, low, high), partial(_within, low, high), vector=partial(_values, list(low)))
+
+
+def _draw(low: dict[str, float], high: dict[str, float], rng: np.random.Generator) -> dict[str, float]:
+    return {name: float(rng.uniform(low[name], high[name])) for name in low}
+
+
+def _within(low: dict[str, float], high: dict[str, float], task: Any) -> bool:
+    return isinstance(task, Mapping) and task.keys() == low.keys() and all(low[n] <= task[n] <= high[n] for n in low)
+
+
+def _values(names: list[str], task: Mapping[str, float]) -> list[float]:
+    return [task[name] for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,10 @@ from envfleet.errors import BadArgument
 from envfleet.tasks.task_space import TaskList
 
 _MOVES = np.array([(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)])
+
+
+def _one_hot(size: int, goal: Any) -> NDArray[np.float64]:
+    return np.concatenate([np.eye(size)[goal[0]], np.eye(size)[goal[1]]])
 
 
 class GridNavi(HasTask, gym.Env[NDArray[np.float32], np.int64]):
@@ -36,7 +41,7 @@ class GridNavi(HasTask, gym.Env[NDArray[np.float32], np.int64]):
             raise BadArgument(f"GridNavi(size={size}, horizon={horizon}): a size from 3 and a horizon from 1 up are needed")
         self.size, self.horizon, self.render_mode = size, horizon, render_mode
         goals = [(x, y) for x in range(size) for y in range(size) if x > 1 or y > 1]
-        self.task_space = TaskList(goals, vector=lambda goal: np.concatenate([np.eye(size)[goal[0]], np.eye(size)[goal[1]]]))
+        self.task_space = TaskList(goals, vector=partial(_one_hot, size))
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2 * size,), np.float32)
         self.action_space = gym.spaces.Discrete(5)
         self._at = np.zeros(2, np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 
 from envfleet.envs.task_env import RewardTask
 from envfleet.errors import BadArgument
-from envfleet.tasks.task_space import TaskBox, TaskList, TaskSampler, TaskSpace
+from envfleet.tasks.task_space import TaskBox, TaskList, TaskSampler, TaskSpace, as_number
 from envfleet.util.extras import from_extra
 
 
@@ -54,7 +54,7 @@ class AntDir(RewardTask):
         super().__init__(_ant(horizon, render_mode))
         self.task_space: TaskSpace
         if directions == "uniform":
-            self.task_space = TaskSampler(lambda rng: float(rng.uniform(0.0, 2.0 * math.pi)), _is_number, vector=_heading)
+            self.task_space = TaskSampler(_angle, _is_number, vector=_heading)
         elif directions == "forward-backward":
             self.task_space = TaskList([0.0, math.pi], vector=_heading)
         elif isinstance(directions, int) and not isinstance(directions, bool) and directions > 0:
@@ -73,9 +73,7 @@ class AntGoal(RewardTask):
 
     def __init__(self, horizon: int = 200, render_mode: str | None = None) -> None:
         super().__init__(_ant(horizon, render_mode))
-        self.task_space = TaskSampler(
-            _in_disc, lambda task: _is_pair(task) and math.hypot(*task) <= 3.0 + 1e-6, vector=np.asarray
-        )
+        self.task_space = TaskSampler(_in_disc, _is_in_disc, vector=np.asarray)
 
     def task_reward(self, obs: Any, action: Any, info: dict[str, Any]) -> float:
         """Minus the distance in x and in y, minus a fifth of the cost of control."""
@@ -100,7 +98,7 @@ class HalfCheetahDir(RewardTask):
 
     def __init__(self, horizon: int = 200, render_mode: str | None = None) -> None:
         super().__init__(_mujoco("HalfCheetah-v5", horizon, render_mode=render_mode))
-        self.task_space = TaskList([1, -1], vector=lambda task: [task])
+        self.task_space = TaskList([1, -1], vector=as_number)
 
     def task_reward(self, obs: Any, action: Any, info: dict[str, Any]) -> float:
         """Speed in the direction, minus the cost of control."""
@@ -113,6 +111,14 @@ def _heading(angle: float) -> list[float]:
 
 def _is_number(task: Any) -> bool:
     return isinstance(task, (int, float, np.number)) and not isinstance(task, bool) and math.isfinite(task)
+
+
+def _angle(rng: np.random.Generator) -> float:
+    return float(rng.uniform(0.0, 2.0 * math.pi))
+
+
+def _is_in_disc(task: Any) -> bool:
+    return _is_pair(task) and math.hypot(*task) <= 3.0 + 1e-6
 
 
 def _is_pair(task: Any) -> bool:

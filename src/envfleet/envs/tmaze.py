@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from envfleet.envs.task_env import HasTask
 from envfleet.errors import BadArgument
-from envfleet.tasks.task_space import TaskList
+from envfleet.tasks.task_space import TaskList, as_number
 
 RIGHT, UP, LEFT, DOWN = range(4)
 
@@ -38,7 +38,7 @@ class TMaze(HasTask, gym.Env[NDArray[np.float32], np.int64]):
         self.length = length
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = gym.spaces.Discrete(4)
-        self.task_space = TaskList([1, -1], vector=lambda side: [side])
+        self.task_space = TaskList([1, -1], vector=as_number)
         self.task = 1
         self._x = 0
         self._time = 0

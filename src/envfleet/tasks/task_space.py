@@ -54,6 +54,16 @@ def task_text(task: Any) -> str:
     return f"{task:.4g}" if isinstance(task, (float, np.floating)) else str(task)
 
 
+def as_number(task: Any) -> list[Any]:
+    """The vector of a task that is a number. Here and not a lambda: environments are copied by pickle when slots move.
+
+    Example:
+        >>> as_number(3)
+        [3]
+    """
+    return [task]
+
+
 class TaskSpace(abc.ABC):
     """The tasks of a family.
 

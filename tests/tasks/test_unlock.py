@@ -25,7 +25,7 @@ def test_the_right_keys_solve_every_task_and_one_wrong_key_none():
         right = env.keys[task : task + 1] if task < 3 else env.keys[: task + 1]
         assert play(env, task, right) == (1.0, len(right), True)
         wrong = [*right[:-1], (right[-1] + 1) % 8]
-        assert play(env, task, wrong + [right[-1]] * 99) == (0.0, 100, False)
+        assert play(env, task, wrong + [right[-1]] * 199) == (0.0, 200, False)
 
 
 def test_random_keys_solve_the_first_three_tasks_only():

@@ -28,7 +28,7 @@ class Unlock(HasTask, gym.Env[NDArray[np.float32], np.int64]):
         [(0.0, False), (0.0, False), (0.0, False), (1.0, True)]
     """
 
-    def __init__(self, num_tasks: int = 10, num_keys: int = 8, horizon: int = 100) -> None:
+    def __init__(self, num_tasks: int = 10, num_keys: int = 8, horizon: int = 200) -> None:
         if num_tasks < 4 or num_keys < 2 or horizon < num_tasks:
             raise BadArgument(
                 f"Unlock(num_tasks={num_tasks}, num_keys={num_keys}, horizon={horizon}): "

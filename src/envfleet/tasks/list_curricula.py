@@ -148,7 +148,7 @@ class LearningProgress(ListCurriculum):
     """Tasks whose success is changing, up or down, are the likeliest.
 
     Two moving means of the success of each task, a fast and a slow one; the weight is how far they are apart. A change of a rare success counts more than
-    one of a frequent success, else mastered tasks that fail now and then would take the place of new ones: a mean p counts as
+    one of a frequent success, else a mastered task that fails once would weigh as much as a new one that succeeds once: a mean p counts as
     p (1 - theta) / (p + theta (1 - 2 p)); `theta=0.5` leaves it as it is. `explore` is shared by all.
 
     Example:

@@ -28,7 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gridnavi": {"env_type": "meta", "episodes_per_task": 4, "num_envs": 128, "num_steps": 60, "num_epochs": 4, "num_minibatches": 4,
                  "learning_rate": 2e-3, "gamma": 0.97, "gae_lambda": 0.95, "entropy": 0.02, "total_steps": 1_000_000,
                  "previous_step": True, "normalize_reward": True},
-    # Advantages as they are: where nothing succeeds, standardised ones are noise that makes the policy forget how to try.
+    # Advantages as they are: where nothing succeeds there is nothing to standardise.
     "unlock": {"env_type": "meta", "success_return": 0.5, "num_envs": 16, "num_steps": 32, "learning_rate": 3e-3,
                "lr_schedule": "constant", "gamma": 1.0, "entropy": 0.01, "normalize_advantage": False, "hidden": (256,),
                "total_steps": 300_000},

@@ -50,7 +50,7 @@ def is_right(seed, actions, result, monotone=False):
 
 async def orders(url, count, seed, **options):
     rng = random.Random(seed)
-    async with AsyncEnvClient(url, capacity=CapacityTable(), **QUICK, **options) as client:
+    async with AsyncEnvClient(url, capacity=CapacityTable(), **{**QUICK, **options}) as client:
         return [(n, *await one_order(client, n, rng)) for n in range(count)], client.stats
 
 
@@ -68,7 +68,9 @@ def test_numbered_answers_are_never_taken_for_others(request):
 
         async def run(shares):
             async with LyingProxy(server.port, shares, seed=1, exact=True) as proxy:
-                return (*await orders(proxy.url, count_of(request), 1), proxy.counts)
+                # Where nothing is lost, a late answer on a busy machine must not count as one.
+                patience = {} if "drop" in shares else {"message_timeout_s": 5.0}
+                return (*await orders(proxy.url, count_of(request), 1, **patience), proxy.counts)
 
         for shares in (EVERYTHING, {"twice": 0.1, "again": 0.1, "soon": 0.1, "ask": 0.1}):
             episodes, stats, counts = asyncio.run(run(shares))

@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-INPUTS := pyproject.toml constraints.txt setup.py $(wildcard compiled/*)
+INPUTS := pyproject.toml constraints.txt setup.py $(wildcard compiled/* compiled/native/*) src/envfleet/native/envfleet_env.h
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
-.PHONY: help setup demo sanitize chaos test test-full test-learning test-versions check format docs docs-serve bench bench-peers clean
+JOBS    ?= 2
+# Tests that kill, time out and count what is left on the machine: they run by themselves, after the others.
+ALONE   := tests/faults tests/e2e tests/ray
+PYTEST  := $(BIN)/python -m pytest
+.PHONY: help setup demo sanitize chaos test test-full test-learning test-ray test-versions check format docs docs-serve bench bench-peers clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -39,14 +43,22 @@ $(VENV)/.dev: $(VENV)/.train
 demo: $(VENV)/.train ## a tour in under a minute, with a page of pictures at the end
 	@$(BIN)/envfleet demo --out runs/demo
 
-test: check ## lint, types and every test but the long ones; says what was skipped and why
-	$(BIN)/python -m pytest -m "not full and not learning"
+test: check ## lint, types and every test but the long ones; says what was skipped and why: make test [JOBS=2]
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "not full and not learning" $(ALONE:%=--ignore=%)
+	$(PYTEST) -m "not full and not learning" $(ALONE)
 
-test-full: check ## the same with the full counts
-	$(BIN)/python -m pytest --full -m "not learning"
+test-full: check ## the same with the full counts, one test at a time
+	$(PYTEST) --full -m "not learning"
 
 test-learning: $(VENV)/.dev ## the learning gates
 	$(BIN)/python -m pytest -m learning
+
+# RLlib's tests run in a venv of their own: it pins an older Gymnasium than ours. One test at a time: they start clusters.
+RAY_PYTHON := $(or $(ENVFLEET_TEST_VENVS),.envs)/rllib/bin/python
+test-ray: $(VENV)/.dev ## Ray with the full counts, and RLlib in a venv of its own (some 1.8 GB, made at the first call)
+	$(PYTEST) --full tests/ray
+	$(BIN)/python -m tests.support.rllib_venv
+	PYTHONPATH=src:. $(RAY_PYTHON) -m pytest tests/ray -k rllib
 
 test-versions: ## wheel, install and core tests on every Python of the classifiers, and on the lowest dependencies: [ONLY=3.12]
 	$(PYTHON) tools/test_versions.py $(ONLY)
@@ -83,10 +95,12 @@ clean: ## remove .venv, the venvs of the peers, and everything built
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 
+# It crashes on purpose, and the sanitizer ends a process that crashes in its own way.
+CRASHES = --deselect tests/native/test_user_libraries.py::test_a_library_that_crashes_is_isolated_by_processes
 sanitize: $(VENV)/.dev ## the compiled core under address and undefined-behaviour sanitizers, with its tests
 	rm -rf build/sanitize && mkdir -p build/sanitize && cp -r src/envfleet build/sanitize/ && rm -f build/sanitize/envfleet/*.so
 	ENVFLEET_BUILD=sanitize $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize-tmp
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	ENVFLEET_BUILD=sanitize LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 PYTHONPATH=build/sanitize PYTHONMALLOC=malloc \
-	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/compiled tests/conformance tests/faults/test_thread_rings.py -m "not full" \
-	  -k "serial or shm or thread or aio or compiled"
+	  $(BIN)/python -m pytest -q -p no:cacheprovider tests/compiled tests/native tests/envs tests/conformance \
+	  tests/faults/test_thread_rings.py -m "not full" -k "serial or shm or thread or aio or compiled or native" $(CRASHES)

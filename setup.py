@@ -1,5 +1,6 @@
 """The compiled core is optional: without a compiler the package installs and runs its Python twin."""
 
+import glob
 import os
 import subprocess
 import sys
@@ -26,11 +27,18 @@ class BuildExt(build_ext):
         if self.compiler.compiler_type != "unix":  # MSVC has other names for all of them
             unknown = {flag for one in self.extensions for flag in one.extra_compile_args}
         else:
-            version = subprocess.run([*self.compiler.compiler_so[:1], "--version"], capture_output=True, text=True)
-            unknown = {"-Wno-psabi"} if "clang" in version.stdout else set()  # GCC's note about vector arguments
+            unknown = {"-Wno-psabi"} if is_clang(self.compiler.compiler_so[0]) else set()  # GCC's note about vector arguments
         for one in self.extensions:
             one.extra_compile_args = [flag for flag in one.extra_compile_args if flag not in unknown]
         super().build_extensions()
+
+
+def is_clang(compiler: str) -> bool:
+    """False too where the compiler is not there: build_extension then says what is left out, and the package installs."""
+    try:
+        return "clang" in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    except OSError:
+        return False
 
 
 def extensions() -> list[Extension]:
@@ -65,20 +73,51 @@ def extensions() -> list[Extension]:
                 "compiled/board.c",
                 "compiled/exchange.c",
                 "compiled/exchange_type.c",
+                "compiled/native_life.c",
+                "compiled/native_pool.c",
             ],
-            depends=["compiled/envfleet.h", "compiled/exchange.h"],
-            include_dirs=["compiled", numpy.get_include()],
+            depends=["compiled/envfleet.h", "compiled/exchange.h", "src/envfleet/native/envfleet_env.h"],
+            include_dirs=["compiled", "src/envfleet/native", numpy.get_include()],
             extra_compile_args=[*flags, "-ffp-contract=off"],
             extra_link_args=link,
             optional=True,
         ),
+        # A plain library with a C interface, no Python module: src/envfleet/native/library.py loads it. No fused operations and no
+        # powers by multiplication, so that the bits are those of the environments in Python.
         Extension(
-            "envfleet._scan",
-            ["compiled/scan.c"],
-            # Sums of products in one rounding, and loops that may be turned into vector instructions.
-            extra_compile_args=[*flags, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"],
+            "envfleet._native_envs",
+            sorted(glob.glob("compiled/native/*.cpp")),
+            depends=["compiled/native/envs.h", "compiled/native/mujoco_engine.h", "src/envfleet/native/envfleet_env.h"],
+            include_dirs=["src/envfleet/native"],
+            language="c++",
+            extra_compile_args=[
+                *(flag for flag in flags if flag != "-std=c11"),
+                "-std=c++17",
+                "-ffp-contract=off",
+                "-fno-builtin-pow",
+                "-fno-builtin-powf",
+            ],
             extra_link_args=link,
             optional=True,
+        ),
+        *(
+            Extension(
+                f"envfleet.{name}",
+                [source],
+                depends=["compiled/arrays.h", "compiled/panels.h"],
+                # Sums of products in one rounding, and loops that may be turned into vector instructions.
+                extra_compile_args=[
+                    *flags,
+                    "-ffp-contract=fast",
+                    "-fno-math-errno",
+                    "-fno-trapping-math",
+                    "-Wno-psabi",
+                    "-pthread",
+                ],
+                extra_link_args=[*link, "-pthread"],
+                optional=True,
+            )
+            for name, source in (("_scan", "compiled/scan.c"), ("_dense", "compiled/dense.c"))
         ),
     ]
 

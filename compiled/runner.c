@@ -10,8 +10,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#define FIELD(runner, slot, type, name) (*(type *)((runner)->head + (slot) * (runner)->stride + (runner)->at.name))
-
 static PyObject *str_finish_step, *str_reset_now, *str_write_obs, *str_keep_info, *str_fail_in, *str_info,
     *str_final_info, *str_read_action, *str_step, *str_reset, *str_take_reset, *str_obs, *str_final_obs, *empty_tuple, *seed_options,
     *str_abandoned;
@@ -270,14 +268,14 @@ static int begin_episode(Runner *runner, Py_ssize_t slot, int *side) {
     Py_DECREF(result);
     if (kept < 0) return -1;
     *side |= kept;
-    FIELD(runner, slot, int64_t, now_task) = -1;
-    FIELD(runner, slot, int64_t, now_seed) = -1;
-    FIELD(runner, slot, int64_t, now_length) = 0;
-    FIELD(runner, slot, double, now_return) = 0.0;
-    FIELD(runner, slot, int64_t, started) += 1;
-    FIELD(runner, slot, char, active) = 1;
-    FIELD(runner, slot, char, waiting) = 0;
+    write_beginning(head_of(runner, slot), -1, -1);
     return 0;
+}
+
+int runner_begin_episode(Runner *runner, Py_ssize_t slot, int *side) { return begin_episode(runner, slot, side); }
+
+int runner_failed(Runner *runner, Py_ssize_t slot, int in_reset) {
+    return failed(runner, slot, in_reset ? str_reset : str_step);
 }
 
 // A result that is not plain: the Python life continues. An absorbed TimeLimit is applied first.
@@ -300,15 +298,18 @@ static int irregular(Runner *runner, Py_ssize_t slot, PyObject *result) {
     return side;
 }
 
+void runner_forget_info(Slot *s) {
+    if (!s->has_info) return;
+    PyObject_SetAttr(s->life, str_info, Py_None);
+    PyObject_SetAttr(s->life, str_final_info, Py_None);
+    s->has_info = 0;
+}
+
 // Begins a step of an armed slot: what `env.step` returned (for an async env: what is to be awaited), or NULL.
 PyObject *runner_begin(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t now) {
     Slot *s = &runner->slots[slot];
     if (keep_row(runner, slot, turn) < 0) return NULL;
-    if (s->has_info) {
-        PyObject_SetAttr(s->life, str_info, Py_None);
-        PyObject_SetAttr(s->life, str_final_info, Py_None);
-        s->has_info = 0;
-    }
+    runner_forget_info(s);
     PyObject *action = make_action(runner, slot);
     if (!action) return NULL;
     pulse(runner, slot, PHASE_STEP, now);
@@ -318,12 +319,6 @@ PyObject *runner_begin(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t n
     Py_DECREF(action);
     return result;
 }
-
-// The result of a step, if it is plain.
-typedef struct {
-    double reward;
-    int terminated, truncated;
-} Plain;
 
 static int is_plain(Runner *runner, Py_ssize_t slot, PyObject *result, Plain *plain) {
     if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5 || runner->has_columns ||
@@ -339,10 +334,7 @@ static int is_plain(Runner *runner, Py_ssize_t slot, PyObject *result, Plain *pl
 // Writes the row of a plain step, and resets at its end. Takes over `result`.
 static int take_plain(Runner *runner, Py_ssize_t slot, PyObject *result, const Plain *plain) {
     int side = SIDE_NONE;
-    int64_t step = FIELD(runner, slot, int64_t, now_length);
-    double ep_return = FIELD(runner, slot, double, now_return) + plain->reward;
-    int64_t episode = FIELD(runner, slot, int64_t, started) - 1, task = FIELD(runner, slot, int64_t, now_task),
-            seed = FIELD(runner, slot, int64_t, now_seed);
+    Moment moment = moment_of(head_of(runner, slot), plain->reward);
     int ended = plain->terminated || plain->truncated, next = ended && runner->on_end_reset;
     PyObject *obs = PyTuple_GET_ITEM(result, 0), *phase = str_step;
     int bad = ended && write_obs(runner, slot, obs, 1) < 0;
@@ -359,25 +351,7 @@ static int take_plain(Runner *runner, Py_ssize_t slot, PyObject *result, const P
     end_if_forked(runner); // what was read just now may have run code of the env's
     if (bad) return failed(runner, slot, phase);
     if (side & SIDE_GONE) return SIDE_GONE;
-    if (!next) {
-        FIELD(runner, slot, int64_t, now_length) = step + 1;
-        FIELD(runner, slot, double, now_return) = ep_return;
-        if (ended) {
-            FIELD(runner, slot, char, active) = 0;
-            FIELD(runner, slot, char, waiting) = 1;
-        }
-    }
-    FIELD(runner, slot, int64_t, episode) = episode;
-    FIELD(runner, slot, int64_t, step) = step;
-    FIELD(runner, slot, int64_t, length) = step + 1;
-    FIELD(runner, slot, double, reward) = plain->reward;
-    FIELD(runner, slot, double, ep_return) = ep_return;
-    FIELD(runner, slot, char, terminated) = (char)plain->terminated;
-    FIELD(runner, slot, char, truncated) = (char)plain->truncated;
-    FIELD(runner, slot, int64_t, task) = task;
-    FIELD(runner, slot, int64_t, seed) = seed;
-    FIELD(runner, slot, char, scored) = 1;
-    FIELD(runner, slot, uint8_t, status) = 0;
+    write_transition(head_of(runner, slot), plain, &moment, next);
     // Mixed sides (one info in the arena, one in Python) are reported as Python's; the arena is read in any case.
     return side & SIDE_PYTHON ? SIDE_PYTHON : side;
 }
@@ -423,7 +397,8 @@ int runner_take(Runner *runner, Py_ssize_t slot, PyObject *result) {
 int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now) {
     Slot *s = &runner->slots[slot];
     if (runner->arena) memset(runner->arena + slot * runner->arena_bytes, 0, 8);
-    if (!is_steppable(runner, slot)) {
+    int native = s->native.table && FIELD(runner, slot, uint8_t, command) == COMMAND_STEP;
+    if (!native && !is_steppable(runner, slot)) {
         PyObject *sided = PyObject_CallFunction(runner->slow, "nI", slot, turn);
         *now = 0;
         if (!sided) return -1;
@@ -433,7 +408,15 @@ int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now)
         return s->has_info ? SIDE_PYTHON : SIDE_NONE;
     }
     int64_t begin = *now ? *now : now_ns(), busy = FIELD(runner, slot, int64_t, busy_ns);
-    int side = advance_armed(runner, slot, turn, begin);
+    int side;
+    if (native) {
+        runner_forget_info(s);
+        pulse(runner, slot, PHASE_STEP, begin);
+        side = native_advance(runner, slot, 0);
+        if (side == SIDE_LEFT) side = native_finish(runner, slot, turn);
+    } else {
+        side = advance_armed(runner, slot, turn, begin);
+    }
     end_if_forked(runner);
     *now = now_ns();
     if (side >= 0 && !(side & SIDE_GONE)) { // also where the Python life took over and has counted its part

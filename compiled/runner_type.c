@@ -34,6 +34,20 @@ static int read_offsets(Runner *self, PyObject *offsets) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+// Whether the head of one agent is the struct of envfleet.h.
+static int check_head(Runner *self) {
+#define AT(name) self->at.name != (Py_ssize_t)offsetof(Head, name)
+    if (AT(reward) || AT(ep_return) || AT(episode) || AT(step) || AT(length) || AT(task) || AT(seed) || AT(started) || AT(now_seed) ||
+        AT(now_task) || AT(now_length) || AT(now_return) || AT(next_seed) || AT(next_task) || AT(step_ns) || AT(busy_ns) ||
+        AT(terminated) || AT(truncated) || AT(active) || AT(scored) || AT(pending) || AT(over) || AT(waiting) || AT(status) ||
+        AT(command) || AT(action_type)) {
+#undef AT
+        PyErr_SetString(PyExc_ValueError, "the head of a row is not laid out as compiled/envfleet.h has it: build envfleet again");
+        return -1;
+    }
+    return 0;
+}
+
 static int read_keeping(Runner *self, PyObject *pairs, Py_ssize_t rows) {
     self->num_keeping = PyList_GET_SIZE(pairs);
     self->keeping = PyMem_Calloc(self->num_keeping + 1, sizeof *self->keeping);
@@ -92,6 +106,7 @@ static int runner_init(Runner *self, PyObject *args, PyObject *kwargs) {
     self->slots = PyMem_Calloc(rows ? rows : 1, sizeof(Slot));
     self->num_agents = PyTuple_GET_SIZE(agents);
     self->agents = self->num_agents ? agents : NULL;
+    if (!self->agents && check_head(self) < 0) return -1;
     self->seen = PyMem_Calloc(self->num_agents + 1, sizeof(PyObject *));
     self->rewards = PyMem_Calloc(self->num_agents + 1, sizeof(double));
     if (!self->keep_alive || !self->slots || !self->seen || !self->rewards) return -1;
@@ -118,6 +133,7 @@ static int runner_traverse(Runner *self, visitproc visit, void *arg) {
         Py_VISIT(self->slots[i].step);
         Py_VISIT(self->slots[i].reset);
         Py_VISIT(self->slots[i].env);
+        Py_VISIT(self->slots[i].native.owner);
     }
     return 0;
 }
@@ -127,6 +143,8 @@ static int runner_clear(Runner *self) {
         Py_CLEAR(self->slots[i].step);
         Py_CLEAR(self->slots[i].reset);
         Py_CLEAR(self->slots[i].env);
+        self->slots[i].native.table = NULL;
+        Py_CLEAR(self->slots[i].native.owner);
     }
     Py_CLEAR(self->slow);
     Py_CLEAR(self->pickle);
@@ -140,6 +158,7 @@ static void runner_dealloc(Runner *self) {
     runner_clear(self);
     Py_CLEAR(self->keep_alive);
     PyMem_Free(self->slots);
+    PyMem_Free(self->left);
     PyMem_Free(self->seen);
     PyMem_Free(self->rewards);
     PyMem_Free(self->keeping);
@@ -156,10 +175,10 @@ static int checked(Runner *self, Py_ssize_t slot) {
 
 static PyObject *runner_arm(Runner *self, PyObject *args) {
     Py_ssize_t slot;
-    PyObject *step, *reset, *env = Py_None;
+    PyObject *step, *reset, *env = Py_None, *native = Py_None;
     long long limit;
     int explicit_reset;
-    if (!PyArg_ParseTuple(args, "nOOLp|O", &slot, &step, &reset, &limit, &explicit_reset, &env) || checked(self, slot) < 0)
+    if (!PyArg_ParseTuple(args, "nOOLp|OO", &slot, &step, &reset, &limit, &explicit_reset, &env, &native) || checked(self, slot) < 0)
         return NULL;
     Slot *s = &self->slots[slot];
     Py_XSETREF(s->step, Py_NewRef(step));
@@ -167,6 +186,7 @@ static PyObject *runner_arm(Runner *self, PyObject *args) {
     Py_XSETREF(s->env, Py_NewRef(env));
     s->limit = limit;
     s->explicit_reset = (char)explicit_reset;
+    if (native != Py_None && native_arm(self, slot, native) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -176,6 +196,8 @@ static PyObject *runner_disarm(Runner *self, PyObject *number) {
     Py_CLEAR(self->slots[slot].step);
     Py_CLEAR(self->slots[slot].reset);
     Py_CLEAR(self->slots[slot].env);
+    self->slots[slot].native.table = NULL;
+    Py_CLEAR(self->slots[slot].native.owner);
     Py_RETURN_NONE;
 }
 
@@ -227,6 +249,12 @@ static PyObject *runner_run(Runner *self, PyObject *slots) {
     const int64_t *numbers = view.buf;
     int64_t now = 0;
     int plain = 1, bad = 0;
+    if (self->left) {
+        for (Py_ssize_t i = 0; !bad && i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) bad = checked(self, numbers[i]) < 0;
+        plain = bad ? -1 : native_run(self, numbers, (Py_ssize_t)(view.len / sizeof(int64_t)));
+        PyBuffer_Release(&view);
+        return plain < 0 ? NULL : PyBool_FromLong(plain);
+    }
     for (Py_ssize_t i = 0; !bad && i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) {
         Py_ssize_t slot = numbers[i];
         if ((bad = checked(self, slot) < 0)) break;
@@ -247,6 +275,10 @@ static PyMethodDef runner_methods[] = {
     {"begin", (PyCFunction)runner_begin_one, METH_VARARGS, "begin(slot, turn): call its step; gives what is to be awaited, or None"},
     {"take", (PyCFunction)(void (*)(void))runner_take_one, METH_FASTCALL, "take(slot, result): write what was awaited; None: not plain"},
     {"run", (PyCFunction)runner_run, METH_O, "run(slots): advance slots; whether none has anything beside its row"},
+    {"start_threads", (PyCFunction)runner_start_threads, METH_O, "start_threads(count): step native environments beside the caller"},
+    {"submit", (PyCFunction)runner_submit, METH_O, "submit(slots): let the threads step; None while they are out, else as run()"},
+    {"wait", (PyCFunction)runner_wait, METH_VARARGS, "wait(target, timeout_s): until at most that many are out; as run()"},
+    {"stop_threads", (PyCFunction)runner_stop_threads, METH_O, "stop_threads(timeout_s): how many hang"},
     {"set_board", (PyCFunction)runner_set_board, METH_O, "set_board(parts): where run() reports turns"},
     {NULL, NULL, 0, NULL},
 };

@@ -10,39 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PANEL 16
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__)
-#define FAST __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define FAST
-#endif
-// Eight numbers that may lie anywhere; the compiler splits them where registers are shorter.
-typedef float v8 __attribute__((vector_size(32), aligned(4)));
-typedef Py_ssize_t N;
+#include "arrays.h"
+#include "panels.h"
 
 // -- elementwise ----------------------------------------------------------------------------------------------------------
-
-// exp to about two units in the last place: 2^n by its bits, the rest by a polynomial. NaN stays NaN.
-INLINE float exp_of(float x) {
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
-    union { float f; uint32_t u; } shifted = {x * 1.44269504f + 12582912.0f}, power;
-    float n = shifted.f - 12582912.0f;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    power.u = (shifted.u + 127u) << 23; // the low bits of `shifted` are n
-    return p * power.f;
-}
-
-INLINE float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
-INLINE float tanh_of(float x) { return 2.0f / (1.0f + exp_of(-2.0f * x)) - 1.0f; }
 
 // y [rows, size] becomes tanh(y + bias).
 FAST static void bias_tanh(N rows, N size, float *restrict y, const float *restrict bias) {
@@ -61,33 +32,6 @@ FAST static void tanh_back(N rows, N size, const float *restrict grad, const flo
 
 // -- rows [rows, depth] times a packed matrix -----------------------------------------------------------------------------
 
-static N padded(N columns) { return (columns + PANEL - 1) / PANEL * PANEL; }
-
-// Element (k, n) of the matrix is at from[k * by_k + n * by_n]: a transposed one is packed by swapping the strides.
-static void pack(const float *from, N by_k, N by_n, N depth, N columns, float *to) {
-    for (N first = 0; first < columns; first += PANEL)
-        for (N k = 0; k < depth; k++)
-            for (N n = 0; n < PANEL; n++) *to++ = first + n < columns ? from[k * by_k + (first + n) * by_n] : 0.0f;
-}
-
-// `count` rows by `panels` panels at once: as many sums as fit into the registers of AVX2.
-INLINE void tile(const int count, const int panels, const float *a, N depth, const float *b, float *c, N stride, int add) {
-    v8 sum[12];
-    for (int r = 0; r < count; r++)
-        for (int p = 0; p < 2 * panels; p++)
-            sum[r * 2 * panels + p] = add ? *(const v8 *)(c + r * stride + 8 * p) : (v8){0};
-    for (N k = 0; k < depth; k++) {
-        v8 column[6];
-        for (int p = 0; p < 2 * panels; p++) column[p] = *(const v8 *)(b + (p / 2) * depth * PANEL + k * PANEL + 8 * (p % 2));
-        for (int r = 0; r < count; r++) {
-            float x = a[r * depth + k];
-            for (int p = 0; p < 2 * panels; p++) sum[r * 2 * panels + p] += x * column[p];
-        }
-    }
-    for (int r = 0; r < count; r++)
-        for (int p = 0; p < 2 * panels; p++) *(v8 *)(c + r * stride + 8 * p) = sum[r * 2 * panels + p];
-}
-
 // c [rows, stride] (+)= a [rows, depth] · b, where `stride` is the number of columns, padded.
 FAST static void multiply(const float *a, N rows, N depth, const float *b, float *c, N stride, int add) {
     N panel = 0, panels = stride / PANEL;
@@ -95,8 +39,8 @@ FAST static void multiply(const float *a, N rows, N depth, const float *b, float
         const float *right = b + panel * depth * PANEL;
         float *out = c + panel * PANEL;
         if (rows <= 2 && panels - panel >= 3) {
-            if (rows == 2) tile(2, 3, a, depth, right, out, stride, add);
-            else tile(1, 3, a, depth, right, out, stride, add);
+            if (rows == 2) tile(2, 3, a, depth, 1, depth, right, PANEL, depth * PANEL, out, stride, add);
+            else tile(1, 3, a, depth, 1, depth, right, PANEL, depth * PANEL, out, stride, add);
             panel += 3;
             continue;
         }
@@ -104,12 +48,12 @@ FAST static void multiply(const float *a, N rows, N depth, const float *b, float
             const float *left = a + row * depth;
             float *here = out + row * stride;
             switch (rows - row) {
-            case 1: tile(1, 1, left, depth, right, here, stride, add); row += 1; break;
-            case 2: tile(2, 1, left, depth, right, here, stride, add); row += 2; break;
-            case 3: tile(3, 1, left, depth, right, here, stride, add); row += 3; break;
-            case 4: case 8: tile(4, 1, left, depth, right, here, stride, add); row += 4; break;
-            case 5: tile(5, 1, left, depth, right, here, stride, add); row += 5; break;
-            default: tile(6, 1, left, depth, right, here, stride, add); row += 6;
+            case 1: tile(1, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 1; break;
+            case 2: tile(2, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 2; break;
+            case 3: tile(3, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 3; break;
+            case 4: case 8: tile(4, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 4; break;
+            case 5: tile(5, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 5; break;
+            default: tile(6, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 6;
             }
         }
         panel++;
@@ -192,7 +136,8 @@ static const float *entering(const Scan *s, N t, N row) {
     return t ? s->cells + ((t - 1) * s->rows + row) * s->size : s->state + (2 * row + 1) * s->size;
 }
 
-static int forward(Scan *s) {
+static int forward(void *given) {
+    Scan *s = given;
     N n = s->size, rows = s->rows, width = s->gates * n, stride = padded(width), lstm = s->gates == 4;
     float *packed_in = calloc((s->inputs + n + 2 * rows) * stride + n, sizeof(float));
     if (!packed_in) return -1;
@@ -220,7 +165,8 @@ static int forward(Scan *s) {
     return 0;
 }
 
-static int backward(Scan *s) {
+static int backward(void *given) {
+    Scan *s = given;
     N n = s->size, rows = s->rows, width = s->gates * n, stride = padded(n), lstm = s->gates == 4;
     float *packed = calloc((width + rows) * stride + rows * n + n, sizeof(float));
     if (!packed) return -1;
@@ -247,38 +193,6 @@ static int backward(Scan *s) {
 
 // -- Python ---------------------------------------------------------------------------------------------------------------
 
-// A keyword argument: a C-contiguous array of `count` entries of `size` bytes, whose address goes to `to`.
-typedef struct { const char *name; void *to; N count, size; int write; } Array;
-enum { READ, WRITE, MOST = 16 };
-
-static PyObject *call(int (*work)(Scan *), Scan *s, PyObject *given, const Array *arrays, int count) {
-    Py_buffer views[MOST];
-    int held = 0, failed = 0;
-    for (; held < count; held++) {
-        const Array *a = &arrays[held];
-        PyObject *array = given ? PyDict_GetItemString(given, a->name) : NULL;
-        if (!array) {
-            PyErr_Format(PyExc_TypeError, "the array %s is missing", a->name);
-            break;
-        }
-        if (PyObject_GetBuffer(array, &views[held], a->write ? PyBUF_CONTIG : PyBUF_CONTIG_RO) < 0) break;
-        if (views[held].itemsize != a->size || views[held].len != a->count * a->size) {
-            PyErr_Format(PyExc_ValueError, "%s has %zd bytes, not %zd", a->name, views[held].len, a->count * a->size);
-            PyBuffer_Release(&views[held]);
-            break;
-        }
-        memcpy(a->to, &views[held].buf, sizeof(void *));
-    }
-    if (held == count) {
-        Py_BEGIN_ALLOW_THREADS
-        failed = work(s);
-        Py_END_ALLOW_THREADS
-        if (failed) PyErr_NoMemory();
-    }
-    while (held > 0) PyBuffer_Release(&views[--held]);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-}
-
 static int sizes(PyObject *args, Scan *s) {
     if (!PyArg_ParseTuple(args, "nnnnn", &s->gates, &s->steps, &s->rows, &s->inputs, &s->size)) return 0;
     if (s->gates == 3 || s->gates == 4) return 1;
@@ -298,7 +212,7 @@ static PyObject *scan_forward(PyObject *self, PyObject *args, PyObject *given) {
         {"extra", &s.extra, flat, 4, WRITE},           {"cells", &s.cells, lstm ? flat : 0, 4, WRITE},
         {"out", &s.out, flat, 4, WRITE},
     };
-    return call(forward, &s, given, arrays, sizeof arrays / sizeof *arrays);
+    return with_arrays(forward, &s, given, arrays, sizeof arrays / sizeof *arrays);
 }
 
 static PyObject *scan_backward(PyObject *self, PyObject *args, PyObject *given) {
@@ -313,7 +227,7 @@ static PyObject *scan_backward(PyObject *self, PyObject *args, PyObject *given) 
         {"grad_out", &s.grad_out, flat, 4, READ},         {"grad", &s.grad, at * width, 4, WRITE},
         {"grad_new", &s.grad_new, lstm ? 0 : flat, 4, WRITE},
     };
-    return call(backward, &s, given, arrays, sizeof arrays / sizeof *arrays);
+    return with_arrays(backward, &s, given, arrays, sizeof arrays / sizeof *arrays);
 }
 
 static PyObject *scan_bias_tanh(PyObject *self, PyObject *args) {

@@ -53,7 +53,7 @@ PAGES = {
 ORDER = ("fleet", "adapters", "agents", "tasks", "rollout", "remote", "train", "testing", "errors")
 #: Modules whose classes and functions are public although they are in no `__all__` that is read below.
 MODULES = tuple(
-    f"envfleet.adapters.{name}" for name in ("gymnasium", "sb3", "torchrl", "tianshou", "agents", "classic", "flatten")
+    f"envfleet.adapters.{name}" for name in ("gymnasium", "sb3", "torchrl", "tianshou", "rllib", "agents", "classic", "flatten")
 )
 PACKAGES = (
     "envfleet",

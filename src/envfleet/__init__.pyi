@@ -12,6 +12,7 @@ from envfleet.adapters.agents import AgentsAsBatch as AgentsAsBatch
 from envfleet.adapters.agents import AsyncPettingZooVecEnv as AsyncPettingZooVecEnv
 from envfleet.adapters.classic import ParallelEnv as ParallelEnv
 from envfleet.adapters.classic import ParallelEnvSharedMemory as ParallelEnvSharedMemory
+from envfleet.adapters.classic import VectorizedCAGE2Envs as VectorizedCAGE2Envs
 from envfleet.adapters.classic import VectorizedEnvs as VectorizedEnvs
 from envfleet.adapters.flatten import FlattenMultiAgentWrapper as FlattenMultiAgentWrapper
 from envfleet.adapters.gymnasium import FleetVectorEnv as FleetVectorEnv
@@ -23,6 +24,7 @@ from envfleet.adapters.rl2_inputs import RL2Inputs as RL2Inputs
 from envfleet.core.batch import Batch as Batch
 from envfleet.core.construct import make as make
 from envfleet.core.fleet import Fleet as Fleet
+from envfleet.core.joining import join as join
 from envfleet.core.plan import Plan as Plan
 from envfleet.core.slot_table import KEEP as KEEP
 from envfleet.envs.varibad import VariBadWrapper as VariBadWrapper
@@ -136,11 +138,13 @@ __all__ = [
     "Stats",
     "ThreadSafeAgent",
     "VariBadWrapper",
+    "VectorizedCAGE2Envs",
     "VectorizedEnvs",
     "adapters",
     "envs",
     "episode_seed",
     "errors",
+    "join",
     "make",
     "make_env",
     "make_parallel_env",

@@ -126,18 +126,15 @@ class ResetNeeded(FleetError, AssertionError):
 class FleetClosed(FleetError):
     """The fleet was used after close()."""
 
-    def __init__(self, what: str = "the fleet") -> None:
-        super().__init__(f"{what} is closed: make a new one")
+    def __init__(self, what: str = "the fleet", hint: str = "make a new one") -> None:
+        super().__init__(f"{what} is closed: {hint}")
 
 
 class KeeperLost(FleetError):
     """The process that starts and ends a fleet's workers is gone, and the workers with it."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the process that starts workers ended (killed from outside, or out of memory), and all workers with it: "
-            "close() this fleet and make a new one"
-        )
+    def __init__(self, why: str = "the process that starts workers ended (killed from outside, or out of memory)") -> None:
+        super().__init__(f"{why}, and all workers with it: close() this fleet and make a new one")
 
 
 class RecvTimeout(FleetError, TimeoutError):

@@ -34,7 +34,7 @@ def flying(way: str, shape: str = "plain", on_fault: str = "restart", **change: 
     warnings.simplefilter("ignore")
     before = Held.now()
     setup = Setup(way, "", random.Random(1), 4, 2, shape, "reset", on_fault, 10**6, None, 0.0)
-    if way in ("pipe", "shm", "shm parent"):
+    if way in ("pipe", "shm", "shm parent", "joined"):
         setup.start_method = "fork"
     for name, value in change.items():
         setattr(setup, name, value)

@@ -11,8 +11,10 @@ import numpy as np
 
 def worker_pids(fleet: Any) -> dict[int, int]:
     """Worker -> process number, of the workers that are processes and alive."""
-    workers = getattr(fleet._backend, "_workers", ())
-    return {w.index: w.pid for w in workers if getattr(w, "alive", False)}
+    parts = [(part.backend, part.first_worker) for part in getattr(fleet._backend, "parts", ())] or [(fleet._backend, 0)]
+    return {
+        w.index + first: w.pid for backend, first in parts for w in getattr(backend, "_workers", ()) if getattr(w, "alive", False)
+    }
 
 
 def keeper_pid(fleet: Any) -> int:

@@ -32,10 +32,15 @@ WAYS: dict[str, tuple[str, bool, bool]] = {
     "pipe": ("pipe", True, False),
     "shm": ("shm", True, False),
     "shm parent": ("shm", True, False),
+    "joined": ("joined", True, False),
 }
+#: The parts of a joined fleet: backends, and whether their envs are in processes of their own.
+PARTS = (("pipe", True), ("serial", False), ("shm", True))
 LOCAL_THEMES = ("calm", "hostile", "interrupts")
 THEMES = (*LOCAL_THEMES, "kills", "stops", "forks", "keeper", "all")
-KINDS = [(way, theme) for way in WAYS for theme in (THEMES if WAYS[way][1] else LOCAL_THEMES)]
+KINDS = [
+    (way, theme) for way in WAYS for theme in (THEMES if WAYS[way][1] else LOCAL_THEMES) if (way, theme) != ("joined", "keeper")
+]
 _CLOSE_S = 4.0
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGTERM)
 
@@ -77,15 +82,30 @@ class Setup:
         if processes:
             options.update(start_method=self.start_method, isolate=self.way != "shm parent")
         makes = [(lambda i=i: env(i, self.shape, traps, self.pace_s)) for i in range(self.num_envs)]
-        return ef.make(
-            makes, backend=backend, on_end=self.on_end, on_fault=self.on_fault, max_restarts=self.max_restarts,
-            init_timeout_s=10.0, reset_timeout_s=self.timeout_s, step_timeout_s=self.timeout_s, **options,
-        )  # fmt: skip
+        common = {
+            "on_end": self.on_end, "on_fault": self.on_fault, "max_restarts": self.max_restarts,
+            "init_timeout_s": 10.0, "reset_timeout_s": self.timeout_s, "step_timeout_s": self.timeout_s,
+        }  # fmt: skip
+        if backend != "joined":
+            return ef.make(makes, backend=backend, **common, **options)
+        return ef.join(
+            [
+                ef.make(makes[mine], backend=name, **common, **({"start_method": self.start_method} if processes else {}))
+                for (name, processes), mine in self.shares()
+            ]
+        )
+
+    def shares(self) -> list[tuple[tuple[str, bool], slice]]:
+        """The parts of a joined fleet, and the slots of each."""
+        bounds = [self.num_envs * i // len(PARTS) for i in range(len(PARTS) + 1)]
+        return [(part, slice(a, b)) for part, a, b in zip(PARTS, bounds, bounds[1:]) if a < b]
 
     def local_slots(self, fleet: Any) -> set[int]:
         """Slots whose envs are in this very process."""
         if not WAYS[self.way][1]:
             return set(range(self.num_envs))
+        if self.way == "joined":
+            return {slot for (_, processes), mine in self.shares() if not processes for slot in range(self.num_envs)[mine]}
         if self.way != "shm parent" or os.environ.get("ENVFLEET_COMPILED") == "0":
             return set()
         return {slot for slot, worker in enumerate(inside.worker_of(fleet)) if worker == self.num_workers - 1}

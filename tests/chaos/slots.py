@@ -105,6 +105,7 @@ class SlotModel:
         self.out: Op | None = None
         self.excuse = 0  # rows for which a fault is no surprise
         self.why = ""
+        self.unseen_tasks: set[int] = set()  # tasks of episodes whose first row was a fault row that was dropped
         self.murky = False  # an interrupted call may have swallowed a row or lost the env
         self.dead = False  # quarantined
         self.known_faults = 0
@@ -155,6 +156,8 @@ class SlotModel:
         assert op is not None
         self.seen = [seen for _, seen in self._wants(op)]
         self.delivered = self.delivered + self.seen
+        if self.excuse or self.murky:
+            self.unseen_tasks |= self.tasks  # it may have been a fault row: then another episode has begun
         if self.excuse or self.murky or not self.seen or len(self.seen) > 8:
             self.seen = []  # nobody knows: it must be reset
         self.murky = True
@@ -181,6 +184,7 @@ class SlotModel:
             raise Wrong(self._explain(row, op, wants))
         self.seen = list(dict.fromkeys(matches))
         self.delivered = list(self.seen)
+        self.unseen_tasks.clear()
         state = self.seen[0].state
         if row.step < 0 or (row.ended and self.on_end == "reset"):
             self.seeds, self.tasks = {None}, {state.task}
@@ -215,7 +219,7 @@ class SlotModel:
         if row.scored or row.reward != 0 or row.terminated or not row.truncated:
             raise Wrong(f"slot {self.slot}: a fault row with data: {_short(row.values)}")
         said = {d: _fault_differs(d, row, self.shape) for d in self.delivered}
-        if said and None not in said.values():
+        if said and None not in said.values() and not self._tells_unseen(row):
             raise Wrong(f"slot {self.slot}: the fault row does not tell the last delivered transition: "
                         f"{next(iter(said.values()))}; cause {new[-1].cause[:100]!r}; {_short(row.values)}")  # fmt: skip
         told = [d for d, problem in said.items() if problem is None and not d.waiting and not d.loose]
@@ -223,6 +227,13 @@ class SlotModel:
             raise Wrong(f"slot {self.slot}: row says episode {row.episode}, faults {[f.episode for f in new]}")
         self._begin_anew(row)
         return "fault"
+
+    def _tells_unseen(self, row: Row) -> bool:
+        """Whether it tells, whole, the episode that a fault row began which was complete and dropped."""
+        numbers = row.final_obs["row"] if self.shape == "mail" else row.final_obs
+        seed, task = int(numbers[1]), int(numbers[5])
+        first = Seen(begin(self.slot, seed, 0, task), row.episode, loose=True)
+        return task in self.unseen_tasks and self._is_seed(seed) and _fault_differs(first, row, self.shape) is None
 
     def _begin_anew(self, row: Row) -> None:
         numbers = row.obs["row"] if self.shape == "mail" else row.obs
@@ -233,6 +244,7 @@ class SlotModel:
         if task not in self.tasks or not self._is_seed(seed):
             raise Wrong(f"slot {self.slot}: rebuilt with seed {seed} and task {task}; allowed {self.seeds}, {self.tasks}")
         self.seen = self.delivered = [Seen(state, row.episode + 1, loose=True)]
+        self.unseen_tasks.clear()
         self.seeds, self.tasks = {None}, {task}
         # Not 0: a second signal to the same worker may be on its way.
         self.excuse, self.murky = (self.excuse if self.excuse >= _FOREVER // 2 else max(0, self.excuse - 1)), False

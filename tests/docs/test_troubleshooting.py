@@ -75,6 +75,24 @@ def received_too_early():
         fleet.recv(timeout_s=0.05)
 
 
+def joined_and_used():
+    given = [ef.make(Counting, 2, backend="serial")]
+    with ef.join(given):
+        given[0].reset()
+
+
+def joined_busy():
+    with ef.make(Counting, 2, backend="serial") as idle, ef.make(Counting, 2, backend="serial") as fleet:
+        fleet.reset()
+        fleet.send([0, 0])
+        ef.join([idle, fleet])
+
+
+def joined_unequal():
+    with ef.make(Counting, backend="serial") as one, ef.make(Counting, backend="thread", on_fault="restart") as other:
+        ef.join([one, other])
+
+
 def extra_missing():
     raise ef.MissingExtra("tianshou", extra="tianshou")
 
@@ -84,7 +102,7 @@ CASES = {
     "object": lambda: ef.make(Counting(), 2),
     "kwargs": lambda: ef.make(Counting, 2, env_kwargs={"limit": 3}),
     "spaces": lambda: ef.make([Counting, ThreeActions], backend="serial"),
-    "choices": lambda: ef.make(Counting, 2, backend="ray"),
+    "choices": lambda: ef.make(Counting, 2, backend="dask"),
     "init": lambda: ef.make([Counting, lambda: Faulty("init", "raise")], backend="serial"),
     "slow init": lambda: ef.make(SlowInit, 1, backend="thread", init_timeout_s=0.2),
     "missing": extra_missing,
@@ -94,6 +112,9 @@ CASES = {
     "dtype": lambda: stepped(Counting, actions=["left", "right"]),
     "recv": received_too_early,
     "closed": used_after_close,
+    "joined": joined_and_used,
+    "joined busy": joined_busy,
+    "joined unequal": joined_unequal,
     "length": lambda: stepped(lambda: Faulty("step", "bad", 1)),
     "shape": lambda: stepped(WrongShape),
     "async": lambda: stepped(AsyncStep),

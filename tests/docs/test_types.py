@@ -174,9 +174,10 @@ def test_the_typed_options_are_the_options(options, known):
 
 def test_typed_choices_are_what_is_accepted():
     from envfleet.core.construct import BACKENDS
+    from envfleet.core.engine_choice import ENGINES
     from envfleet.errors import BadArgument
 
-    assert set(typing.get_args(BackendName)) == {"auto", *BACKENDS}
+    assert set(typing.get_args(BackendName)) == {"auto", *BACKENDS, *ENGINES}
     for name, choices in (("on_end", OnEnd), ("on_fault", OnFault)):
         for choice in typing.get_args(choices):
             make("CartPole-v1", backend="serial", **{name: choice}).close()

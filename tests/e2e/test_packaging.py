@@ -42,14 +42,17 @@ def test_sdist_and_wheel_have_everything(built):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "setup.py", "LICENSE", "README.md", "src/envfleet/core/fleet.py"} <= names
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "compiled").glob("*.[ch]*")}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "compiled").rglob("*.[ch]*")}
     assert sources <= names, "MANIFEST.in leaves C sources out"
     packed = set(zipfile.ZipFile(wheel).namelist())
     source = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/envfleet").rglob("*.py")}
-    assert source | {"envfleet/py.typed"} <= packed
+    assert source | {"envfleet/py.typed", "envfleet/native/envfleet_env.h", "envfleet/native/template.cpp"} <= packed
+    built_parts = {name.partition(".")[0] for name in packed if name.endswith(".so")}
+    assert {"envfleet/_compiled", "envfleet/_native_envs"} <= built_parts
 
 
-def test_the_sdist_installs_and_works_without_a_compiler(built, tmp_path):
+@pytest.mark.parametrize("compiler", ["/bin/false", "/nonexistent/compiler"])
+def test_the_sdist_installs_and_works_without_a_compiler(built, tmp_path, compiler):
     home = tmp_path / "venv"
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
@@ -63,11 +66,12 @@ def test_the_sdist_installs_and_works_without_a_compiler(built, tmp_path):
                 (borrowed / entry.name).symlink_to(entry)
     (site / "borrowed.pth").write_text(f"{borrowed}\n")
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    bare |= {"CC": "/bin/false", "CXX": "/bin/false"}
+    bare |= {"CC": compiler, "CXX": compiler}
     (sdist,) = built.glob("envfleet-*.tar.gz")
     pip = (python, "-m", "pip", "install", "-v", "--no-deps", "--no-build-isolation", "--no-index", f"--log={tmp_path}/log")
     run(*pip, sdist, env=bare, cwd=tmp_path)
-    assert "envfleet._compiled could not be built" in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "envfleet._compiled could not be built" in log and "envfleet._native_envs could not be built" in log
     code = (
         "import warnings, envfleet as ef\n"
         "with warnings.catch_warnings(record=True) as said:\n"
@@ -77,10 +81,15 @@ def test_the_sdist_installs_and_works_without_a_compiler(built, tmp_path):
         "        fleet.reset(seed=0); fleet.step([0, 1])\n"
         "        print(fleet.plan)\n"
         "print(len([one for one in said if 'without its compiled core' in str(one.message)]))\n"
-        "print(ef.__file__)"
+        "print(ef.__file__)\n"
+        "try:\n"
+        "    ef.make('CartPole-v1', 2, backend='native')\n"
+        "except ef.errors.MissingExtra as missing:\n"
+        "    print(missing)"
     )
-    plan, warned, where = run(python, "-c", code, env=bare, cwd=tmp_path).splitlines()
+    plan, warned, where, missing = run(python, "-c", code, env=bare, cwd=tmp_path).splitlines()
     assert plan.startswith("shm") and "without the compiled core" in plan and warned == "1"
     assert Path(where).is_relative_to(home)
+    assert missing.startswith("'native' is not available here. Its environments were not built: install a C++ compiler")
     assert not list(site.glob("envfleet/**/*.so")), "a compiler that only fails cannot have built anything"
     assert run(home / "bin" / "envfleet", "--version", env=bare).startswith("envfleet ")

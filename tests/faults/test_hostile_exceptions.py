@@ -23,14 +23,15 @@ def _cases() -> dict[str, tuple[Any, ...]]:
         for c, (core, on_fault) in enumerate(COMBINATIONS):
             key = f"{way}-{kind}-{on_fault}-{'compiled' if core == '1' else 'python'}"
             what = case("hostile:raised_in_step", 25.0, way=way, on_fault=on_fault, kind=kind)
-            rare = way in ("aio async", "shm parent") and k % 3 > 0
+            rare = (way in ("aio async", "shm parent") and k % 3 > 0) or way == "joined"
             found[key] = core, (way, on_fault), what, rare or (i + k) % 4 != c
     for (i, way), (p, phase), (k, kind) in itertools.product(
         enumerate(WAYS), enumerate(("init", "reset", "call", "render", "close")), enumerate(SOME)
     ):
         core = CORES[(i + p + k) % 2]
         key = f"{way}-{kind}-in-{phase}"
-        found[key] = core, way, case("hostile:raised_in", 25.0, way=way, phase=phase, kind=kind), (i + p + k) % 6 != 0
+        rare = way == "joined" or (i + p + k) % 6 != 0
+        found[key] = core, way, case("hostile:raised_in", 25.0, way=way, phase=phase, kind=kind), rare
     return found
 
 

@@ -242,6 +242,14 @@ def test_collect_takes_a_token(capsys, monkeypatch, tmp_path):
         assert "sesame" not in "".join(capsys.readouterr())
 
 
+def test_collect_refuses_a_token_without_an_address(capsys, tmp_path):
+    from envfleet.cli.main import main
+
+    (tmp_path / "token").write_text("sesame\n")
+    assert main(["collect", "CartPole-v1", "--episodes", "1", "--token-file", str(tmp_path / "token")]) == 2
+    assert "--token-file is for OpenEnv servers, and 'CartPole-v1' is no address" in capsys.readouterr().err
+
+
 def test_who_waits_for_a_lost_server_says_so(caplog):
     async def two():
         table = CapacityTable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -15,8 +16,11 @@ import torch
 import envfleet as ef
 from envfleet.adapters.meta_envs import make_env, make_parallel_env
 from envfleet.errors import BadArgument
+from envfleet.tasks import LearningProgress
 from envfleet.train import PPOConfig, PPOTrainer
+from envfleet.train.html_report import write_comparison, write_report
 from envfleet.train.settings import settings_from_yaml
+from envfleet.train.terminal import View, box
 
 SMALL = {
     "env": "gridnavi",
@@ -75,6 +79,28 @@ def test_a_resumed_run_deals_the_same_tasks_and_learns_the_same_weights(tmp_path
     assert first + rest == all_dealt
     other, other_dealt = weights(tmp_path / "workers", backend="shm", num_workers=2)
     assert torch.equal(whole, other) and other_dealt == all_dealt
+
+
+@pytest.mark.parametrize("restore", ["replay", "end"])
+def test_a_resume_deals_no_task_of_an_episode_that_is_done(tmp_path, monkeypatch, restore):
+    """A curriculum that counts its draws would go on from another state, and a ticket that is dealt again never has a result."""
+    settings = {"curriculum": "learning_progress", "num_train_tasks": 15, "out": str(tmp_path / "run"), "num_steps": 75}
+    with trainer_of(**settings) as trainer:
+        for _ in range(2):  # 5 episodes of 30 steps in each slot: a running one, and the next that is assigned
+            trainer.train_episode_vectorized()
+        trainer.save()
+        before = trainer.tasks.state_dict()
+    assert [row[0] for row in before["dealt"]] == list(range(20, 28))
+    drawn = []
+    assign = LearningProgress.assign
+    monkeypatch.setattr(LearningProgress, "assign", lambda self, slots, rng: drawn.extend(slots) or assign(self, slots, rng))
+    with trainer_of(**settings, resume=True, restore=restore) as trainer:
+        after = trainer.tasks.state_dict()
+        if restore == "replay":
+            assert not drawn and after["dealt"] == before["dealt"]
+        else:  # the running ones are ended: the next ones keep their tasks, and those after them are assigned
+            assert drawn == list(range(28, 32)) and after["dealt"][:4] == before["dealt"][4:]
+            assert [row[0] for row in after["dealt"]] == list(range(24, 32))
 
 
 def _noting(assign, dealt):
@@ -213,3 +239,77 @@ def test_the_single_twin_has_the_tasks_of_the_parallel_one():
     with make_parallel_env("GridNavi-v0", 2, num_workers=1, seed=5, num_train_tasks=15, num_eval_tasks=6) as penv:
         assert env.train_tasks == penv.train_tasks and env.eval_tasks == penv.eval_tasks
     env.close()
+
+
+def test_many_tasks_are_shown_by_their_best_and_worst_and_by_quantiles(tmp_path):
+    shown = []
+
+    class Kept(View):
+        def show(self, status):
+            shown.append(status)
+
+    config = PPOConfig(**{**SMALL, "num_envs": 8, "total_steps": 4_800, "out": str(tmp_path / "run")})  # 21 tasks
+    with PPOTrainer(config, view=Kept()) as trainer:
+        trainer.train()
+        means = trainer.board.means()
+    last = shown[-1]
+    assert len(means) == 21 and not any(name.startswith("return/") for name in last)
+    ordered = sorted(means.values())
+    assert list(last["best_tasks"].values()) == ordered[::-1][:4] and list(last["worst_tasks"].values()) == ordered[:4]
+    assert last["task_return/50 %"] == pytest.approx(np.median(ordered))
+    lines = [line for _, line in box(last, [], 79)]
+    for label, words in (("tasks", "50 %"), ("best", next(iter(last["best_tasks"]))), ("worst", next(iter(last["worst_tasks"])))):
+        (line,) = [line for line in lines if line.startswith(f"│ {label}")]
+        assert words in line
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Return over tasks" in page and all(f"<th>{task}</th>" in page for task in means)
+    many = write_report(tmp_path / "run", {"tasks": {f"task {i}": float(-i) for i in range(40)}}).read_text()
+    assert "the best and the worst of 40" in many and "20 tasks in between" in many
+    assert "task 9<" in many and "task 10<" not in many and "task 30<" in many
+
+
+def test_few_tasks_are_all_shown(tmp_path):
+    with trainer_of(env="tmaze", env_type="meta", episodes_per_task=1, num_steps=30, out=str(tmp_path / "run")) as trainer:
+        trainer.train()
+        assert set(trainer.board.means()) == {"1", "-1"}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Return of -1" in page and "Return over tasks" not in page and "<h2>Tasks</h2>" in page
+
+
+def test_the_probabilities_of_many_tasks_are_shown_by_their_range(tmp_path):
+    with trainer_of(curriculum="learning_progress", out=str(tmp_path / "run")) as trainer:  # 21 tasks
+        trainer.train()
+        chances = trainer.tasks.probabilities().values()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["probability/likeliest"] == pytest.approx(max(chances))
+    assert "What the curriculum assigns" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_random_pool_of_a_learner_is_read_from_its_config_and_an_argument_wins(tmp_path):
+    train = {"num_rollouts_per_iter": 2, "total_steps": 60, "num_init_rollouts_pool": 3}
+    config = {"env": {"env_type": "meta", "env_name": "gridnavi", "max_rollouts_per_task": 2}, "train": train}
+    (tmp_path / "grid.json.yaml").write_text(json.dumps(config))  # JSON is YAML too
+    for given, options, pool in (
+        (config, {}, 3),
+        (tmp_path / "grid.json.yaml", {}, 3),
+        (config, {"num_init_rollouts_pool": 1}, 1),
+    ):
+        learner = ef.Learner(given, **options)
+        learner.train()
+        assert len(learner.policy_storage) == pool + 2
+        learner.close()
+    with pytest.raises(BadArgument, match="num_init_rollouts_pool=-1"):
+        ef.Learner({**config, "train": {**train, "num_init_rollouts_pool": -1}})
+
+
+def test_runs_are_compared_by_the_same_kind_of_episodes_and_task_by_task(tmp_path):
+    """One run with evaluation and one without: their adaptation is drawn from training, where both have it."""
+    for name, changes in {"memory": {"arch": "memory", "eval_every": 2, "eval_episodes": 4}, "oracle": {"oracle": True}}.items():
+        with trainer_of(curriculum="learning_progress", out=str(tmp_path / name), **changes) as trainer:
+            trainer.train()
+    both = write_comparison([tmp_path / "memory", tmp_path / "oracle"], tmp_path / "both.html").read_text()
+    assert "Adaptation to a task, in training" in both and "Adaptation to a task, in evaluation" not in both
+    assert "Return of the median task" in both and "likeliest task" in both
+    tasks = json.loads((tmp_path / "memory" / "report.json").read_text())["tasks"]
+    assert tasks and all(f"<th>{task}</th>" in both for task in tasks)
+    assert "Adaptation to a task, in evaluation" in (tmp_path / "memory" / "report.html").read_text()

@@ -75,6 +75,34 @@ def test_a_restored_curriculum_goes_on_as_the_stored_one_would():
     assert first + assigned(restored, 11, 30) == whole
 
 
+class Stored(LeastSeen):
+    """The same, with a state of its own."""
+
+    def state_dict(self):
+        return {"counts": self.counts.tolist()}
+
+    def load_state_dict(self, state):
+        self.counts = np.array(state["counts"])
+
+
+def test_a_curriculum_with_a_state_is_restored_exactly_from_one_that_does_not_grow():
+    whole = assigned(SyllabusCurriculum(LeastSeen()), 0, 30)
+    stored = SyllabusCurriculum(Stored())
+    first = assigned(stored, 0, 11)
+    state = stored.state_dict()
+    assert state == {"state": {"counts": stored.curriculum.counts.tolist()}}
+    restored = SyllabusCurriculum(Stored())
+    restored.load_state_dict(state)
+    assert first + assigned(restored, 11, 30) == whole
+    with pytest.raises(BadArgument, match="load_state_dict"):
+        SyllabusCurriculum(LeastSeen()).load_state_dict(state)
+    calls = SyllabusCurriculum(LeastSeen())
+    assigned(calls, 0, 11)
+    late = SyllabusCurriculum(Stored())  # the methods came after the checkpoint
+    late.load_state_dict(calls.state_dict())
+    assert first + assigned(late, 11, 30) == whole
+
+
 def test_a_collector_deals_its_tasks():
     theirs = LeastSeen(range(10))
     with ef.make("unlock", num_envs=2, backend="serial") as fleet:

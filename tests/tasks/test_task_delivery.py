@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import envfleet as ef
 from envfleet.adapters.meta_envs import family
 from envfleet.envs.gridnavi import GridNavi
+from envfleet.envs.registry import resolve_env
 from envfleet.tasks import SFL, LearningProgress, TaskSource
 from envfleet.tasks.task_space import task_key
 
@@ -35,6 +37,28 @@ def test_every_episode_echoes_the_task_of_its_ticket(backend, workers, method, r
         assert rollout.task == tasks[rollout.episode % len(tasks)]
         assert rollout.reset_info["task"] == rollout.task
         assert all(info["task"] == rollout.task for info in rollout.infos if "task" in info)  # inner resets too
+
+
+@pytest.mark.parametrize("env", ["gridnavi", "antdir"])
+def test_every_episode_of_the_native_family_runs_the_task_of_its_ticket(env, request):
+    """The native life draws no task of its own, and its rows say which one runs; Ant's episodes are long, so there are fewer."""
+    if env == "antdir":
+        pytest.importorskip("mujoco")
+    space = resolve_env(env)().task_space
+    tasks = space.values if env == "gridnavi" else space.split(13, 0, 0)[0]
+    many = request.config.getoption("--full")
+    with ef.make(env, 8, backend="native") as fleet:
+        collector = ef.Collector(fleet, random_actions=True, seed=1, tasks=tasks, keep_infos=True)
+        rollouts = collector.collect((8_000 if many else 160) if env == "gridnavi" else (160 if many else 16))
+        running = fleet.get_attr("task")
+    assert all(rollout.task == tasks[rollout.episode % len(tasks)] for rollout in rollouts)
+    assert all(rollout.reset_info["task"] == rollout.task for rollout in rollouts if "task" in rollout.reset_info)
+    assert {task_key(task) for task in running} <= {task_key(task) for task in tasks}
+    if env == "gridnavi":  # the goal pays: where the reward came is where the ticket's goal is
+        for rollout in rollouts:
+            at = np.asarray(rollout.observations)[1:][np.asarray(rollout.rewards) > 0]
+            assert all((int(row[:5].argmax()), int(row[5:10].argmax())) == tuple(rollout.task) for row in at)
+        assert sum((np.asarray(rollout.rewards) > 0).any() for rollout in rollouts) > 5
 
 
 @pytest.mark.parametrize("curriculum", [LearningProgress, SFL])

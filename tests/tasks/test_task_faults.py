@@ -10,11 +10,11 @@ import envfleet as ef
 from envfleet.adapters.meta_envs import family
 from envfleet.envs.attribute_tasks import AttributeTasks
 from envfleet.envs.gridnavi import GridNavi
+from envfleet.rollout.segments.segment_results import SegmentResults
 from envfleet.rollout.sequence_replay import SequenceReplay
 from envfleet.tasks import ALPGMM, LearningProgress, TaskBox, TaskSampler, TaskSource
 from envfleet.tasks.curriculum import TaskResult
 from envfleet.tasks.task_space import task_text
-from envfleet.train.task_training import TaskResults
 
 
 def source():
@@ -226,11 +226,10 @@ def test_a_network_is_told_what_was_done_in_its_previous_step_also_after_random_
 
 def test_value_errors_of_episodes_that_a_resumed_run_ended_are_not_those_of_the_next():
     def error(**options):
-        tasks = TaskResults(source(), fleet)
+        tasks = SegmentResults(source(), 2)
         tasks.load(state)
         tasks.forget(**options)
         return tasks.state()["error"].tolist()
 
-    with ef.make("gridnavi", 2, backend="serial") as fleet:
-        state = TaskResults(source(), fleet).state() | {"error": np.array([[3.0, 4.0], [1.0, 2.0]])}
-        assert error(slots=np.array([1])) == [[3.0, 0.0], [1.0, 0.0]]
+    state = SegmentResults(source(), 2).state() | {"error": np.array([[3.0, 4.0], [1.0, 2.0]])}
+    assert error(slots=np.array([1])) == [[3.0, 0.0], [1.0, 0.0]]

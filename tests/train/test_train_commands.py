@@ -112,7 +112,7 @@ def test_bad_input_is_refused_with_a_remedy(capsys, words, told):
         ({"gamma": None}, "gamma=None: a number is needed"),
         ({"gamma": float("nan")}, "gamma=nan: a number from 0 to 1 is needed"),
         ({"wandb": "yes"}, "wandb='yes': true or false is needed"),
-        ({"backend": "ray"}, "backend='ray': it is one of auto, "),
+        ({"backend": "dask"}, "backend='dask': it is one of auto, "),
     ],
 )
 def test_settings_in_python_are_refused_by_type_and_range(wrong, told):
@@ -163,6 +163,13 @@ def test_wandb_without_a_login_is_one_line_and_the_folder_stays_free(capsys, tmp
     code, _, err = call(capsys, *words, "--wandb")
     assert code == 2 and err.count("\n") == 1 and "--wandb: Weights & Biases cannot be used here (No API key configured)" in err
     assert call(capsys, *words)[0] == 0
+
+
+def test_a_variable_that_wandb_refuses_is_one_line(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "")
+    code, _, err = call(capsys, "train", "CartPole-v1", *SMALL, "--out", tmp_path, "--quiet", "--wandb")
+    assert code == 2 and err.count("\n") == 1 and "Weights & Biases refuses a setting" in err and "mode" in err
 
 
 def test_eval_of_nothing(capsys, tmp_path):

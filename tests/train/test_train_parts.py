@@ -119,8 +119,18 @@ def test_the_box_has_one_height_and_one_width_whatever_is_in_it(width):
     wild = {**STATUS, "return": -1.23456e-300, "env": "x" * 200, "step": 10**15, "num_faults": 10**9, "num_quarantined": 64}
     for status, returns in ((STATUS, []), (wild, [float("nan"), 1.0, -5.0] * 50), ({**STATUS, "num_episodes": 40}, [2.0])):
         lines = [line for _, line in box(status, returns, width)]
-        assert len(lines) == 9 and {len(line) for line in lines} == {width}
-    assert any("7 of 40" in line for line in lines) or width == 30
+        assert len(lines) == (9 if width >= 70 else 14) and {len(line) for line in lines} == {width}
+    assert any("7 of 40" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [45, 69, 70, 79])
+def test_the_box_cuts_no_usual_value_and_marks_what_it_cuts(width):
+    usual = {**STATUS, "step": 1_000_000, "total_steps": 2_000_000, "num_faults": 12, "num_quarantined": 3, "wall_s": 3000.0}
+    text = "\n".join(line for _, line in box(usual, [], width))
+    for value in ("1,000,000 of 2,000,000", "50:00, 0:18 left", "12, quarantined slots 3", "3.25 (last 100)"):
+        assert value in text
+    assert "…" not in text
+    assert "1,000,000,000,…" in "\n".join(line for _, line in box({**usual, "step": 10**15}, [], 34))
 
 
 def test_the_box_is_drawn_in_place_also_after_the_terminal_was_made_narrower(monkeypatch):
@@ -135,7 +145,7 @@ def test_the_box_is_drawn_in_place_also_after_the_terminal_was_made_narrower(mon
     live.show(STATUS)
     assert out.getvalue().count("\x1b[18F") == 1
     live.fault("slot 3 failed")
-    assert out.getvalue().endswith("\x1b[9Ffault: slot 3 failed\x1b[K\n\x1b[J")
+    assert out.getvalue().endswith("\x1b[14Ffault: slot 3 failed\x1b[K\n\x1b[J")
 
 
 def test_tables_grow_columns_and_are_cut_back(tmp_path):

@@ -34,6 +34,34 @@ def test_same_weights_on_every_backend_and_worker_count(kind):
         assert torch.equal(trained(config(**KINDS[kind], backend=backend, num_workers=workers)), wanted), backend
 
 
+def test_native_environments_and_any_number_of_threads_give_the_weights_of_one_thread_in_python():
+    # 256 slots: minibatches of several lanes, and a pass over the segment that threads share.
+    many = {"num_envs": 256, "total_steps": 256 * 16 * 2, "num_minibatches": 4}
+    wanted = trained(config(**many))
+    for threads in (1, 2, 3):
+        assert torch.equal(trained(config(**many, backend="native", num_workers=threads, num_threads=threads)), wanted), threads
+
+
+def test_a_native_run_resumes_exactly(tmp_path):
+    native = {"backend": "native", "num_workers": 1}
+    wanted = trained(config(**native))
+    with PPOTrainer(config(**native, out=str(tmp_path))) as trainer:
+        trainer.train_episode_vectorized()
+        trainer.save()
+    with PPOTrainer(config(**native, out=str(tmp_path), resume=True)) as trainer:
+        trainer.train()
+        assert torch.equal(weights(trainer), wanted)
+
+
+def test_training_leaves_the_threads_of_pytorch_as_they_were():
+    before = torch.get_num_threads()
+    with PPOTrainer(config(num_threads=2)):
+        assert torch.get_num_threads() == 1  # the compiled update has threads of its own
+    with PPOTrainer(config(num_threads=2, activation="relu")):
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
 def test_other_seeds_give_other_weights():
     assert not torch.equal(trained(config()), trained(config(seed=4)))
 

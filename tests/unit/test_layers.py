@@ -11,7 +11,7 @@ SRC = Path(__file__).resolve().parents[2] / "src" / "envfleet"
 LAYERS = (
     ("errors",),
     ("util",),
-    ("tasks",),
+    ("native", "tasks"),
     ("envs", "faults"),
     ("slots",),
     ("multiagent",),
@@ -19,7 +19,8 @@ LAYERS = (
     ("backends",),
     ("autotune",),
     ("core",),
-    ("adapters", "rollout"),
+    ("rollout",),
+    ("adapters",),
     ("remote", "networks"),
     ("train", "testing"),
     ("cli",),

@@ -1,4 +1,5 @@
-"""Views of a fleet for other libraries: `envfleet.adapters.sb3`, `.torchrl`, `.tianshou`, `.gymnasium`, loaded when first used."""
+"""Views of a fleet for other libraries: `envfleet.adapters.sb3`, `.torchrl`, `.tianshou`, `.rllib`, `.gymnasium`,
+loaded when first used."""
 
 from __future__ import annotations
 

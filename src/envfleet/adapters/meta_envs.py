@@ -17,7 +17,7 @@ from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
 from envfleet.core.fleet_options import BackendName, EnvOptions, StartMethod
 from envfleet.envs.varibad import VariBadWrapper
-from envfleet.errors import BadArgument, FaultError
+from envfleet.errors import BadArgument
 from envfleet.slots.factories import resolve
 from envfleet.util.seeding import stream
 
@@ -108,18 +108,20 @@ class ParallelMetaEnv(SingleAgentView):
         """First observations of all; `tasks` has one task per environment (default: training tasks are drawn)."""
         if tasks is None:
             tasks = [self.sample_task() for _ in range(self.num_envs)]
-        if not isinstance(tasks, (list, tuple)) or len(tasks) != self.num_envs:
-            got = len(tasks) if isinstance(tasks, (list, tuple)) else repr(tasks)
-            raise BadArgument(f"tasks: {self.num_envs} environments need a list with one task each, got {got}")
+        _check_tasks(tasks, self.num_envs)
+        self._drop_leftovers()
         return self.fleet.reset(seed=seed, tasks=list(tasks)).obs
 
     def reset_one(self, worker_id: int, task: Any = None, seed: int | None = None) -> Any:
         """The first observation of one environment, with a task (default: a training task is drawn)."""
         chosen = self.sample_task() if task is None else task
+        out = self.fleet.is_resetting
+        if isinstance(worker_id, int) and 0 <= worker_id < len(out) and out[worker_id]:  # a reset that was interrupted
+            self.fleet.drop([worker_id])
         return self.fleet.reset(slots=[worker_id], tasks=[chosen], seed=None if seed is None else [seed]).obs[0]
 
     def step_async(self, actions: Any, ids: Sequence[int] | None = None) -> None:
-        """Send actions to these environments (default: all). `step_wait` gives what is finished."""
+        """Send actions to these environments (default: all). `step_wait` gives what is finished, also of a `step` that was interrupted."""
         self.fleet.send(actions, ids)
 
     def step_wait(  # type: ignore[override]  # it also says which
@@ -181,6 +183,12 @@ def _sample(holder: Any, rng: np.random.Generator) -> Any:
     return tasks[int(rng.integers(len(tasks)))] if tasks else _space(holder).sample(rng)
 
 
+def _check_tasks(tasks: Any, num_envs: int) -> None:
+    if not isinstance(tasks, (list, tuple)) or len(tasks) != num_envs:
+        got = len(tasks) if isinstance(tasks, (list, tuple)) else repr(tasks)
+        raise BadArgument(f"tasks: {num_envs} environments need a list with one task each, got {got}")
+
+
 def _space(holder: Any) -> Any:
     return holder.get_wrapper_attr("task_space") if isinstance(holder, VariBadWrapper) else holder.task_space
 
@@ -192,6 +200,12 @@ def _infos(batch: Batch) -> list[dict[str, Any]]:
     ]
 
 
+def _parts(command: str, data: Any, names: str) -> Any:
+    if not isinstance(data, (tuple, list)) or len(data) != len(names.split(", ")):
+        raise BadArgument(f"({command!r}, {data!r}): the data of this command is ({names})")
+    return data
+
+
 class Remote:
     """One worker as scripts with pipes see it: `send((command, data))`, then `recv()`.
 
@@ -201,50 +215,55 @@ class Remote:
 
     def __init__(self, fleet: Fleet, slot: int) -> None:
         self._fleet, self._slot = fleet, slot
-        self._answer: list[Any] = []
-        self._sent = ""
+        self._answer: list[Any] = []  # of a command that is done in `send`
 
     def send(self, message: tuple[str, Any]) -> None:
         """Give the worker something to do. It does it while others do theirs."""
+        if not isinstance(message, (tuple, list)) or len(message) != 2:
+            raise BadArgument(f"send({message!r}): give a pair (command, data), e.g. ('step', action)")
         command, data = message
-        if self._sent or self._answer:
+        if self._is_out or self._answer:
             raise BadArgument(f"worker {self._slot} has an answer that was not received: call recv() first")
         if command == "reset":
-            given = dict(data or {})
-            task, seed, options = (given.pop(name, None) for name in ("task", "seed", "options"))
-            if given:
-                raise BadArgument(f"reset takes task, seed and options, not {', '.join(given)}")
-            self._fleet.send_reset([seed], None if task is None else [task], [self._slot], options)
-            self._sent = command
+            self._reset(data)
         elif command == "step":
             self._fleet.send([data], [self._slot])
-            self._sent = command
         elif command == "get_spaces":
             self._answer.append((self._fleet.single_observation_space, self._fleet.single_action_space))
         elif command in ("get_attr", "render"):
             self._answer += self._fleet.call("render" if command == "render" else data, slots=[self._slot])
         elif command == "set_attr":
-            self._fleet.set_attr(data[0], [data[1]], slots=[self._slot])
+            name, value = _parts(command, data, "name, value")
+            self._fleet.set_attr(name, [value], slots=[self._slot])
             self._answer.append(None)
         elif command == "call":
-            name, args, kwargs = data
+            name, args, kwargs = _parts(command, data, "name, args, kwargs")
             self._answer += self._fleet.call(name, *args, slots=[self._slot], **kwargs)
         else:
-            raise BadArgument(f"there is no command {command!r}: reset, step, get_attr, set_attr, call, render, get_spaces")
+            end = "; to end the workers, call manager.close()" if command == "close" else ""
+            raise BadArgument(f"there is no command {command!r}: reset, step, get_attr, set_attr, call, render, get_spaces{end}")
+
+    def _reset(self, data: Any) -> None:
+        given = dict(data or {}) if data is None or isinstance(data, Mapping) else {repr(data): data}
+        task, seed, options = (given.pop(name, None) for name in ("task", "seed", "options"))
+        if given:
+            raise BadArgument(f"reset takes a dict with task, seed and options, not {', '.join(map(str, given))}")
+        self._fleet.send_reset([seed], None if task is None else [task], [self._slot], options)
+
+    @property
+    def _is_out(self) -> bool:
+        # The fleet knows it: a note of our own could be missing after an interrupt.
+        return bool(self._fleet.is_out[self._slot])
 
     def recv(self, timeout_s: float | None = None) -> Any:
-        """The answer to what was sent."""
+        """The answer to what was sent. After an interrupt or a timeout it can be asked for again."""
         if self._answer:
             return self._answer.pop()
-        if not self._sent:
+        if not self._is_out:
             raise BadArgument(f"nothing was sent to worker {self._slot}: call send((command, data)) first")
-        try:
-            batch = self._fleet.recv([self._slot], timeout_s=timeout_s)
-        except FaultError:
-            self._sent = ""  # the fault is the answer
-            raise
-        sent, self._sent = self._sent, ""
-        if sent == "reset":
+        began = bool(self._fleet.is_resetting[self._slot])
+        batch = self._fleet.recv([self._slot], timeout_s=timeout_s)
+        if began:
             return batch.obs[0], _infos(batch)[0]
         ended = batch.terminated[0], batch.truncated[0]
         return batch.obs[0], float(batch.reward[0]), bool(ended[0]), bool(ended[1]), _infos(batch)[0]
@@ -285,8 +304,9 @@ class ParallelEnvManager(SingleAgentView):
 
     def reset(self, tasks: Sequence[Any] | None = None, seed: int | None = None) -> tuple[Any, list[dict[str, Any]]]:
         """First observations and infos of all; `tasks` has one task per environment, None where it may be any."""
-        if tasks is not None and len(tasks) != self.num_envs:
-            raise BadArgument(f"tasks: {self.num_envs} environments need one task each, got {len(tasks)}")
+        if tasks is not None:
+            _check_tasks(tasks, self.num_envs)
+        self._drop_leftovers()
         batch = self.fleet.reset(seed=seed, tasks=None if tasks is None else list(tasks))
         return batch.obs, _infos(batch)
 

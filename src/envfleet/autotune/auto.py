@@ -11,7 +11,7 @@ import os
 
 from envfleet.autotune.probe_cache import cache_path, code_of, key_of, remember, remembered
 from envfleet.autotune.probing import Probe, ProbeFailed, measure_env, run_probe
-from envfleet.autotune.trust import may_run_here, trust_of
+from envfleet.autotune.trust import is_native, may_run_here, trust_of
 from envfleet.errors import NotPicklable
 from envfleet.slots.factories import Recipe
 from envfleet.util.machine import Load, current_load, usable_cpus
@@ -134,6 +134,8 @@ def decide(recipe: Recipe, num_workers: int | None, isolate: bool | None, on_fau
     shared between the envs.
     """
     here = may_run_here(trust_of(recipe), isolate, on_fault)
+    if here and is_native(recipe):
+        return Choice("native", num_workers, False, "its environments are native")
     if recipe.num_slots == 1 and here:
         return Choice("serial", None, True, "one slot")
     unsafe = "stepped in this process, which a crash ends and a hang stops"

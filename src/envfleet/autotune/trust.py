@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 
+from envfleet.native.native_env import NativeEnv
 from envfleet.slots.factories import Recipe, SpecFactory, WrappedFactory
 
 #: Python and NumPy, nothing else: no crash, no wait, no loop without an end.
@@ -59,6 +61,27 @@ def may_run_here(trust: Trust, isolate: bool | None, on_fault: str) -> bool:
     if isolate is not None:
         return not isolate
     return trust == "pure" or (trust == "compiled" and on_fault == "raise")
+
+
+def is_native(recipe: Recipe) -> bool:
+    """Whether every slot has a native environment and nothing around it that is Python.
+
+    Example:
+        >>> from envfleet.envs.native_classic import NativeCartPole
+        >>> is_native(Recipe((NativeCartPole, NativeCartPole))), is_native(Recipe((dict,)))
+        (True, False)
+    """
+    return all(_is_native(factory) for factory in {id(factory): factory for factory in recipe.factories}.values())
+
+
+def _is_native(factory: Any) -> bool:
+    if isinstance(factory, functools.partial):
+        return _is_native(factory.func)
+    if isinstance(factory, SpecFactory) and isinstance(factory.spec.entry_point, str):
+        if not factory.spec.entry_point.startswith("envfleet."):
+            return False  # nothing of the user's is imported only to look at it
+        factory = load_env_creator(factory.spec.entry_point)
+    return isinstance(factory, type) and issubclass(factory, NativeEnv)
 
 
 def _of_factory(factory: Any) -> Trust:

@@ -289,7 +289,7 @@ class AioBackend(LocalBackend):
         self.pulses[worker] = Pulse.local(1)[0]
         for task in tasks:
             self._loop.call_soon_threadsafe(self._cancel, worker, task)
-        if life.env is None or not _is_async(life.env):
+        if phase != "idle" and (life.env is None or not _is_async(life.env)):  # idle: it has just finished
             self._stuck.append((worker, phase))
             self._pool.grow()
         return stack

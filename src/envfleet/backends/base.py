@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from envfleet.errors import BadArgument, KeeperLost
 from envfleet.faults.failure import Failure, Loss
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout
@@ -39,6 +40,8 @@ class Backend(abc.ABC):
     has_deadlines = True
     #: Whether a slot whose call was abandoned may be rebuilt (else it is quarantined).
     can_rebuild_abandoned = False
+    #: Whether all slots are one object that fails, and is rebuilt, as a whole.
+    is_one_engine = False
     #: Called, in any thread, when something may be there for `wait`: for callers that wait in their own event
     #: loop. Set it before `start`. For workers that are processes, use `sockets` instead.
     on_done: Callable[[], None] | None = None
@@ -56,6 +59,8 @@ class Backend(abc.ABC):
         self.done: Turns = np.zeros(0, np.uint32)  # [slot]: the last turn whose row is complete
         self.failures: dict[int, Failure] = {}  # of slots that are done, until the supervisor has dealt with them
         self.losses: deque[Loss] = deque()  # likewise
+        #: Likewise: (worker, why there is no place for it now), or (worker, "") when it has one after all.
+        self.placings: deque[tuple[int, str]] = deque()
         self.num_stale = 0  # answers of an earlier turn, which were dropped
         self.is_broken = False  # the keeper is gone: nothing works any more but `close`
         self._call_numbers: dict[int, int] = {}  # slot -> number of its last call
@@ -99,7 +104,7 @@ class Backend(abc.ABC):
     @property
     def has_trouble(self) -> bool:
         """Whether the supervisor has something to deal with."""
-        return bool(self.failures or self.losses or self.is_broken)
+        return bool(self.failures or self.losses or self.placings or self.is_broken)
 
     @abc.abstractmethod
     def call(self, slots: list[int], phase: str, name: str, args: Any, kwargs: Any, each: bool = False) -> None:
@@ -132,6 +137,10 @@ class Backend(abc.ABC):
         """Give up what a slot is doing, where workers cannot be ended; the Python stack it was in."""
         return self.kill(int(self.worker_of[slot]))
 
+    def broken(self) -> KeeperLost:
+        """The error to raise when `is_broken`."""
+        return KeeperLost()
+
     def check(self) -> None:
         """Check whether this backend can still work, and set `is_broken` if not."""
 
@@ -150,6 +159,10 @@ class Backend(abc.ABC):
         """Whether silence of this slot is a fault. False where the caller steps it itself."""
         return True
 
+    def part_of(self, slot: int) -> Backend:
+        """The backend that really runs this slot: this one, or a part of it where several are joined."""
+        return self
+
     def runnable(self) -> list[int] | None:
         """Slots that can have an env at the same time right now, where that is limited; None: all of them."""
         return None
@@ -161,11 +174,31 @@ class Backend(abc.ABC):
     def give_tasks(self, tasks: Mapping[int, bytes]) -> None:
         """Make task values known to the workers before slots that use them are submitted."""
 
+    @property
+    def seeds_per_slot(self) -> bool:
+        """Whether each slot can be given a seed of its own at each of its resets."""
+        return True
+
+    def check_seeds(self, slots: Sequence[int], seeds: Sequence[int | None], now: bool) -> None:
+        """Refuse seeds that cannot be used. `now`: they belong to a reset that is sent at once, else to the next one."""
+
     def give_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """Options of the next reset, by slot; None takes back what was given before."""
 
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """Objects of mailbox action leaves: leaf index -> slot -> object."""
+
+    def states(self, slots: Slots) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The whole state of the environments in these slots as bytes, a row each, where environments are plain memory."""
+        raise BadArgument(f"backend {self.name!r} cannot copy environments: snapshots need backend='native'")
+
+    def set_states(self, slots: Slots, states: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        """Give environments the states that `states` gave; the heads of their rows are written already."""
+        raise BadArgument(f"backend {self.name!r} cannot copy environments: snapshots need backend='native'")
+
+    def resize(self, num_workers: int, has_env: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """Let so many workers step the slots from now on, where workers can be added and ended."""
+        raise BadArgument(f"backend {self.name!r} has the workers it was made with: resize() needs backend 'pipe' or 'ray'")
 
     def mind(self, free: Callable[[], Slots]) -> None:
         """Periodic work of the backend, e.g. moving slots that are `free`: idle, and not lost.

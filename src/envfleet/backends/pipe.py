@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import cloudpickle
+import numpy as np
 
 from envfleet.backends.processes import ProcessBackend
+from envfleet.backends.resizing import resize
+from envfleet.backends.worker_handle import WorkerHandle
+from envfleet.errors import BadArgument
 from envfleet.slots.layout import Layout
 from envfleet.slots.slab import Slab
 from envfleet.workers.channel import ParentChannel
+from envfleet.workers.launcher import Keeper
 from envfleet.workers.protocol import MESSAGE, ToWorker
 from envfleet.workers.shared_memory import Pulse
 
@@ -29,6 +37,57 @@ class PipeBackend(ProcessBackend):
     def pulse_of(self, slot: int) -> Pulse:
         """The pulse of the slot, if slots have their own threads."""
         return self.pulses[slot] if self.threads else super().pulse_of(slot)
+
+    # -- another number of workers: see `envfleet.backends.resizing` ------------------------------------------------
+
+    def resize(self, num_workers: int, has_env: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """Let so many workers step the slots."""
+        if self.threads:
+            raise BadArgument("resize(): slots with threads of their own stay with their worker")
+        self.settle()
+        resize(self, num_workers, has_env)
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        """The handles of all workers."""
+        return self._workers
+
+    @property
+    def keeper(self) -> Keeper:
+        """Who starts workers."""
+        assert self._keeper is not None
+        return self._keeper
+
+    def new_pulse(self, index: int) -> Pulse:
+        """The pulse of one more worker."""
+        self.pulses = self._all_pulses[: index + 1]
+        return self.pulses[index]
+
+    def launch(self, worker: WorkerHandle) -> None:
+        """Start a worker whose slots come from others."""
+        self._launch(worker, build=False)
+
+    def has_place(self, worker: WorkerHandle) -> bool:
+        """Whether a worker that was asked for runs, or will: here always."""
+        return True
+
+    def poll(self, timeout_s: float) -> None:
+        """Take in messages."""
+        self._poll(timeout_s)
+
+    def message(self, worker: WorkerHandle, *message: Any) -> None:
+        """Send a worker a message."""
+        self._message(worker, *message)
+
+    def wait_for_ends(self, workers: list[WorkerHandle], timeout_s: float) -> None:
+        """Wait for workers that were told to close; end those that do not."""
+        deadline = time.monotonic() + timeout_s
+        while any(worker.alive for worker in workers) and time.monotonic() < deadline:
+            self._poll(0.05)
+        for worker in workers:
+            if worker.alive:
+                self.kill(worker.index)
+            worker.close()
 
     def _make_slab(self, layout: Layout) -> Slab:
         return Slab(layout, self.recipe.num_slots, keep=False)

@@ -28,10 +28,21 @@ from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout
 from envfleet.slots.slab import Slab, Slots
 from envfleet.util.machine import usable_cpus
-from envfleet.workers.channel import Channel, Closed, ParentChannel, pair
+from envfleet.workers.channel import Closed, ParentChannel, pair
 from envfleet.workers.keeper import checked_pid
 from envfleet.workers.launcher import Keeper, check_start_method, working_folder
-from envfleet.workers.protocol import DONE, MESSAGE, SIDE, UP, FromWorker, ToWorker, pack_advance, unpack_done
+from envfleet.workers.protocol import (
+    DONE,
+    MESSAGE,
+    PULSE,
+    SIDE,
+    UP,
+    FromWorker,
+    ToWorker,
+    pack_advance,
+    unpack_done,
+    unpack_pulse,
+)
 from envfleet.workers.shared_memory import Pulse, Segment
 from envfleet.workers.worker import STACK_SIGNAL
 
@@ -72,11 +83,8 @@ class ProcessBackend(Backend):
         self.num_workers = min(self._wanted or usable_cpus(), recipe.num_slots)
         self.worker_of = spread(recipe.num_slots, self.num_workers)
         shares = self.num_workers + self.spare
-        self._pulse_segment = Segment.create((recipe.num_slots if self.threads else shares) * 64)
-        words = np.frombuffer(self._pulse_segment.map, np.int64).reshape(-1, 8)
-        words[:, 0] = -1
-        self.pulses = [Pulse(row) for row in words]
-        self._keeper = Keeper(self.start_method or "")
+        self._make_pulses(recipe.num_slots if self.threads else shares)
+        self._keeper = self._open_keeper()
         self._poller.register(self._keeper.channel.sock, select.POLLIN)
         for i in range(shares):
             slots = np.flatnonzero(self.worker_of == i).tolist()
@@ -88,6 +96,16 @@ class ProcessBackend(Backend):
         self._build_own()
         return self._collect_built()
 
+    def _make_pulses(self, count: int) -> None:
+        self._pulse_segment = Segment.create(max(count, self.recipe.num_slots) * 64)  # `resize` may add workers
+        words = np.frombuffer(self._pulse_segment.map, np.int64).reshape(-1, 8)
+        words[:, 0] = -1
+        self._all_pulses = [Pulse(row) for row in words]
+        self.pulses = self._all_pulses[:count]
+
+    def _open_keeper(self) -> Keeper:
+        return Keeper(self.start_method or "")
+
     def _is_own(self, worker: int) -> bool:
         """Whether this worker's slots are stepped by the parent itself."""
         return False
@@ -96,34 +114,14 @@ class ProcessBackend(Backend):
         """Build the parent's own share of the envs, where it has one."""
 
     def _launch(self, worker: WorkerHandle, build: bool) -> None:
-        assert self._keeper is not None
-        ours, theirs = pair()
-        # The deadline begins now: starting the process and loading the factory may hang as a constructor may.
-        worker.pulses[0].enter(worker.slots[0], "init")
-        os.ftruncate(worker.stack_file.fileno(), 0)
-        start = {
-            "path": list(sys.path),
-            "cwd": working_folder(),
-            "worker": worker.index,
-            "pulse_bytes": self._pulse_segment.size_bytes,
-            "by_value": self.by_value,
-            "threads": self.threads,
-            "factories": self._factories,
-            "slots": worker.slots,
-            "on_end": self.recipe.on_end,
-            "tasks": dict(self._tasks),
-            "options": self._options_of(worker),
-            "blas_threads": self.recipe.blas_threads,
-            "build": build,
-        }
+        start = cloudpickle.dumps(self._start_message(worker, build))
+        ours = self._open_channel(worker)
         try:
-            worker.start_number = self._request(theirs, worker)
-            ours.post(cloudpickle.dumps(start))
+            ours.post(start)
             worker.num_tasks, worker.attempts, worker.handing = len(self._tasks), 0, None
             worker.attached = not build and self._post_attach(ours)
             worker.rung = ours.next_number
-            self._by_fd[ours.fileno()] = worker
-            self._poller.register(ours.sock, select.POLLIN)
+            self._listen_to(ours, worker)
         except BaseException:
             ours.close()  # a worker that starts anyway finds its socket closed, and ends
             raise
@@ -131,20 +129,48 @@ class ProcessBackend(Backend):
         worker.channel = ours  # from here on it counts as started
         self._flush(worker)
 
-    def _request(self, theirs: Channel, worker: WorkerHandle) -> int:
+    def _start_message(self, worker: WorkerHandle, build: bool) -> dict[str, Any]:
+        return {
+            "path": list(sys.path),
+            "cwd": working_folder(),
+            "worker": worker.index,
+            "pulse_bytes": 64 * len(self._all_pulses),
+            "by_value": self.by_value,
+            "threads": self.threads,
+            "factories": self._factories,
+            "slots": np.flatnonzero(self.worker_of == worker.index).tolist() or worker.slots,
+            "on_end": self.recipe.on_end,
+            "tasks": dict(self._tasks),
+            "options": self._options_of(worker),
+            "blas_threads": self.recipe.blas_threads,
+            "build": build,
+        }
+
+    def _open_channel(self, worker: WorkerHandle) -> ParentChannel:
+        """Ask for a process, and give this side of the channel to it. Frames may be posted at once."""
         assert self._keeper is not None
+        ours, theirs = pair()
+        # The deadline begins now: starting the process and loading the factory may hang as a constructor may.
+        worker.pulses[0].enter(worker.slots[0], "init")
+        os.ftruncate(worker.stack_file.fileno(), 0)
         try:
-            return self._keeper.request_worker([theirs, self._pulse_segment, worker.stack_file])
-        except KeeperLost:
-            self.is_broken = True
+            worker.start_number = self._keeper.request_worker([theirs, self._pulse_segment, worker.stack_file])
+        except BaseException as error:
+            ours.close()
+            self.is_broken |= isinstance(error, KeeperLost)
             raise
+        return ours
+
+    def _listen_to(self, channel: ParentChannel, worker: WorkerHandle) -> None:
+        self._by_fd[channel.fileno()] = worker
+        self._poller.register(channel.sock, select.POLLIN)
 
     def _collect_built(self) -> dict[int, dict[str, Any] | Failure | Loss]:
         """Wait until every slot is built, failed, or lost with its worker. Deadlines are per constructor."""
         while len(self._built) < self.recipe.num_slots:
             self._poll(0.05)
             if self.is_broken:
-                raise KeeperLost
+                raise self.broken()
             for loss in self.losses:
                 for slot in self._workers[loss.worker].slots:
                     self._built.setdefault(slot, loss)
@@ -213,6 +239,10 @@ class ProcessBackend(Backend):
         lost = np.isin(self.worker_of[slots], [loss.worker for loss in self.losses])
         self.given[slots[lost]] += np.uint32(1)
         return slots[~lost]
+
+    def broken(self) -> KeeperLost:
+        """Says why the keeper is gone."""
+        return KeeperLost(Keeper.why_gone if self._keeper is None else self._keeper.why_gone)
 
     def check(self) -> None:
         """Without the keeper nothing can be started or ended, and the workers have ended too."""
@@ -299,9 +329,15 @@ class ProcessBackend(Backend):
                 self._poller.unregister(keeper.channel.sock)
 
     def _take(self, worker: WorkerHandle) -> None:
-        """Process the frames that have arrived. A frame is removed after that; until then this can be repeated."""
+        """Process the frames that have arrived, and the end of the worker."""
         channel = worker.channel
         assert channel is not None
+        self._take_frames(worker, channel)
+        if channel.eof:
+            self._mark_lost(worker)
+
+    def _take_frames(self, worker: WorkerHandle, channel: ParentChannel) -> None:
+        """A frame is removed after it was processed; until then this can be repeated."""
         while (frame := channel.peek()) is not None:
             worker.attempts += 1
             if worker.attempts > _MAX_ATTEMPTS:
@@ -312,12 +348,20 @@ class ProcessBackend(Backend):
             elif frame[:1] == SIDE:
                 slot, turn, part = pickle.loads(frame[1:])
                 self._parts[slot] = (turn, part)
+            elif frame[:1] == PULSE:
+                self._take_pulse(worker, frame)
             else:
                 self._take_reply(*pickle.loads(frame[1:]))
             channel.drop()
             worker.attempts = 0
-        if channel.eof:
-            self._mark_lost(worker)
+
+    def _take_pulse(self, worker: WorkerHandle, frame: memoryview) -> None:
+        """What a worker without shared memory is doing. A call that is known already keeps the time at which it began here."""
+        words, elapsed_ns, stack = unpack_pulse(frame)
+        if worker.told != words:
+            worker.told = words
+            worker.pulses[0].words[:3] = words[0], words[1], time.monotonic_ns() - elapsed_ns
+        worker.stack = stack or worker.stack
 
     def _take_done(self, frame: memoryview) -> None:
         slots, turns, at, end = unpack_done(frame)
@@ -374,9 +418,13 @@ class ProcessBackend(Backend):
         """Find out how a worker's process ended, and add it to the losses. May be interrupted, and is then repeated."""
         slot, phase = worker.last_seen()
         code = self._end_of(worker)
-        self.losses.append(Loss(worker.index, code, slot, phase))
+        self.losses.append(Loss(worker.index, code, slot, phase, words=self._end_words(worker)))
         worker.loss_told = True
         worker.rest()
+
+    def _end_words(self, worker: WorkerHandle) -> str:
+        """How a worker ended, where its exit code does not say it."""
+        return ""
 
     def _end_of(self, worker: WorkerHandle) -> int | None:
         """The exit code of a worker that has closed its socket; ends it if it still runs."""
@@ -473,18 +521,38 @@ class ProcessBackend(Backend):
         replies, self._replies = self._replies, {}
         return replies
 
+    def ask(self, slots: list[int], name: str, args: list[Any], owner: np.ndarray[Any, Any], timeout_s: float) -> dict[int, Any]:
+        """Call something in these slots' workers; the answers that come in time. Those that come later are dropped."""
+        self.settle()
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        asked = 0
+        for slot, mine in zip(slots, args):
+            worker, number = self._workers[owner[slot]], self._next_call(slot)
+            self._replies.pop(slot, None)
+            asked += worker.alive
+            self._message(worker, ToWorker.CALL, slot, number, "call", name, mine, {})
+        while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
+            answers.update(self.replies(left))
+        for slot in slots:
+            self._next_call(slot)
+        return {slot: answers[slot] for slot in slots if slot in answers}
+
     # -- ending -------------------------------------------------------------------------------------------------
 
     def kill(self, worker: int) -> str:
-        """Ask for the Python stacks, then end the worker and all it started."""
+        """Ask for the Python stacks, then end the worker and all it started. Rows that it completed before its end count."""
         stuck = self._workers[worker]
         assert self._keeper is not None
         pid = self._keeper.wanted_pid(stuck.start_number, 1.0)
         stack = self._stack(stuck, pid) if pid is not None else ""
-        self._forget(stuck)
         if pid is not None:
             self._keeper.kill(pid)
             self._keeper.exit_code(pid, 2.0)
+        if stuck.channel is not None:
+            stuck.channel.pump()
+            self._take_frames(stuck, stuck.channel)
+        self._forget(stuck)
         return stack
 
     def end_worker(self, slot: int, phase: str, words: str, kind: str) -> None:

@@ -69,12 +69,15 @@ class SerialBackend(LocalBackend):
 
     def settle(self) -> None:
         """Take over what was left beside rows. A slot that was given a turn and did not finish it was interrupted."""
+        self._take_sided()
+        for slot in np.flatnonzero(self.given != self.done).tolist():
+            self._finish(slot, int(self.given[slot]), broken=True)
+
+    def _take_sided(self) -> None:
         while self._sided:
             slot, turn, broken = self._sided[0]
             self._finish(slot, turn, bool(broken))
             del self._sided[0]
-        for slot in np.flatnonzero(self.given != self.done).tolist():
-            self._finish(slot, int(self.given[slot]), broken=True)
 
     def wait(self, at_least: int, timeout_s: float) -> None:
         """Everything submitted is done already."""

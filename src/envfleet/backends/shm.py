@@ -303,7 +303,7 @@ class ShmBackend(ProcessBackend):
         if self.slab.has_mail or self.slab.layout.agents:
             return dict.fromkeys(slots, "objects or many agents in its rows")
         refused: dict[int, str] = {}
-        asked = self._ask(slots, "__apply__", [(try_packed,)] * len(slots), self.worker_of, timeout_s)
+        asked = self.ask(slots, "__apply__", [(try_packed,)] * len(slots), self.worker_of, timeout_s)
         for slot, data in asked.items():
             env = load_value(data, "call") if isinstance(data, bytes) else data
             if isinstance(env, (Failure, str)):
@@ -328,7 +328,7 @@ class ShmBackend(ProcessBackend):
                 blobs[slot] = (data,)
             else:
                 refused[slot] = data
-        for slot, answer in self._ask([*blobs], "__adopt__", [*blobs.values()], self._home, timeout_s).items():
+        for slot, answer in self.ask([*blobs], "__adopt__", [*blobs.values()], self._home, timeout_s).items():
             if isinstance(answer, Failure):
                 refused[slot] = answer.summary
                 continue
@@ -337,23 +337,6 @@ class ShmBackend(ProcessBackend):
         if not self.resident().any():
             self._runner = None if self.spare else self._all_lives_runner
         return refused
-
-    def _ask(self, slots: list[int], name: str, args: list[Any], owner: np.ndarray[Any, Any], timeout_s: float) -> dict[int, Any]:
-        """Call something in these slots' workers; the answers that come in time. Those that come later are dropped."""
-        self.settle()
-        answers: dict[int, Any] = {}
-        deadline = time.monotonic() + timeout_s
-        asked = 0
-        for slot, mine in zip(slots, args):
-            worker, number = self._workers[owner[slot]], self._next_call(slot)
-            self._replies.pop(slot, None)
-            asked += worker.alive
-            self._message(worker, ToWorker.CALL, slot, number, "call", name, mine, {})
-        while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
-            answers.update(self.replies(left))
-        for slot in slots:
-            self._next_call(slot)
-        return {slot: answers[slot] for slot in slots if slot in answers}
 
     # -- off the step path --------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ class WorkerHandle:
         self.num_tasks = 0  # how many tasks it knows
         self.rung = 0  # the first message it has not been rung for, where it does not wait at its socket
         self.handing: tuple[Any, Any, ParentChannel, int] | None = None  # slots, turns … of a frame being posted
+        self.told = (-1, 0, 0)  # the last pulse it sent, where pulses come by messages
+        self.stack = ""  # the Python stack it sent with one
         self.attempts = 0  # at reading the frame that is next
         self.stack_file = owned(anonymous_file("envfleet-stack"))  # its Python stacks are written here
 

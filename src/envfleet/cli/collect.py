@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="file format")
     add_shared(parser, "seed", default=0)
     add_shared(parser, "backend")
+    add_shared(parser, "ray_address")
     add_shared(parser, "num_workers")
     parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="how slots are stepped")
     parser.add_argument("--max-steps", type=positive, help="truncate episodes after this many steps")
@@ -104,8 +105,12 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
         num_envs = count_sessions(env, num_envs, token=token)
         if num_envs < args.num_envs:
             print(f"the servers have {num_envs} sessions free, so {num_envs} run at once", flush=True)
+    elif args.token_file is not None:
+        raise BadArgument(f"--token-file is for OpenEnv servers, and {env!r} is no address: leave it out, or give an address")
     complete = all(number in writer.ids for number in range(args.num_episodes))
     policy_for = None if complete else _load_policy(args)  # a wrong --policy is refused before a fleet is made
+    if args.ray_address is not None:
+        workers["ray_address"] = args.ray_address
     with make(env, num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:
         spaces = (fleet.single_observation_space, fleet.single_action_space)
         if complete:

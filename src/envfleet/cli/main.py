@@ -39,7 +39,8 @@ from envfleet.util.text import Hint, first_line
 
 #: name -> module
 COMMANDS = {
-    name: f"envfleet.cli.{name}" for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "report", "tune")
+    name: f"envfleet.cli.{name}"
+    for name in ("demo", "doctor", "collect", "inspect", "serve", "train", "eval", "report", "tune", "native")
 }
 #: Old names -> the command they stand for now, with its options.
 ALIASES = {"sweep": ("tune", "--workers", "1,2,4,8", "--backends", "serial,thread,shm")}

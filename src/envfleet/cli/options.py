@@ -62,7 +62,8 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "num_episodes": (("--num-episodes", "--episodes"), {"type": positive, "metavar": "N", "help": "episodes"}),
     "seed": (("--seed",), {"type": natural, "metavar": "N", "help": "seed of the run"}),
-    "backend": (("--backend",), {"default": "auto", "metavar": "NAME", "help": "serial, thread, aio, pipe, shm …"}),
+    "backend": (("--backend",), {"default": "auto", "metavar": "NAME", "help": "serial, thread, aio, pipe, shm, native, ray …"}),
+    "ray_address": (("--ray-address",), {"metavar": "ADDRESS", "help": "for --backend ray: the cluster, auto or HOST:PORT"}),
     "json": (("--json",), {"action": "store_true", "help": "print one JSON object and nothing else"}),
 }
 

@@ -11,12 +11,15 @@ import gymnasium as gym
 
 from envfleet.autotune.auto import decide
 from envfleet.backends.base import Backend
+from envfleet.backends.ray_options import RayOptions, RayTransport
 from envfleet.backends.slot_mover import Mover
 from envfleet.core.arguments import refuse_unknown
+from envfleet.core.engine_choice import ENGINES, engine_backend, engine_of, refuse_for_engine
 from envfleet.core.fleet import Fleet
 from envfleet.core.fleet_options import BackendName, EnvLike, ObservationMode, OnEnd, OnFault, StartMethod
 from envfleet.core.plan import Plan
 from envfleet.core.supervisor import Policy
+from envfleet.envs.registry import native_version
 from envfleet.errors import BadArgument, MissingExtra, SpacesDiffer
 from envfleet.faults.failure import Loss, init_fault
 from envfleet.multiagent.agent_env import joint_columns
@@ -33,6 +36,8 @@ BACKENDS = {
     "aio": "envfleet.backends.aio:AioBackend",
     "pipe": "envfleet.backends.pipe:PipeBackend",
     "shm": "envfleet.backends.shm:ShmBackend",
+    "native": "envfleet.backends.native_backend:NativeBackend",
+    "ray": "envfleet.backends.ray_backend:RayBackend",
     "remote": "envfleet.remote.remote_backend:RemoteBackend",
 }
 _SESSIONS = "envfleet.remote.remote_backend:remote_factory"
@@ -49,7 +54,7 @@ def make(
     isolate: bool | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Callable[[Any], Any]] = (),
-    on_end: OnEnd = "reset",
+    on_end: OnEnd | None = None,
     observation_mode: ObservationMode = "same",
     columns: Mapping[str, gym.Space[Any]] | None = None,
     on_fault: OnFault | None = None,
@@ -60,6 +65,12 @@ def make(
     blas_threads: int | None = 1,
     with_state: bool = False,
     debug: bool | None = None,
+    resources: Mapping[str, Any] | None = None,
+    ray_address: str | None = None,
+    placement: Any = None,
+    transport: RayTransport | None = None,
+    ports: tuple[int, int] | None = None,
+    spawn_timeout_s: float | None = None,
     **unknown: Never,
 ) -> Fleet:
     """A fleet of environments.
@@ -67,10 +78,12 @@ def make(
     Args:
         env: a Gymnasium id, a short name of ours, an EnvSpec, a callable that builds an env (Gymnasium's, or a PettingZoo
             ParallelEnv or AECEnv), a list of callables with the same spaces, a PettingZoo env to be copied, or the
-            address (or addresses) of OpenEnv servers; every slot is then a session.
+            address (or addresses) of OpenEnv servers; every slot is then a session. "gymnax:…", "envpool:…" and
+            environments in the style of gymnax are run by a batch engine (docs/engines.md).
         num_envs: how many slots (1 if not given; with a list, its length).
         backend: "serial", "thread", "aio", "pipe", "shm", or "auto" to let a short probe choose; "remote" is chosen by
-            server addresses; or an object of a backend class of your own.
+            server addresses, "jax" and "envpool" by the environment; "vector" is Gymnasium's own vectorised version of
+            an id; or an object of a backend class of your own.
         num_workers: how many processes or threads step (default: the CPUs this process may use; for thread and aio a
             thread per slot up to 64).
         start_method: "forkserver" (default), "spawn" or "fork", for pipe and shm.
@@ -80,6 +93,7 @@ def make(
         env_kwargs: for `gymnasium.make`, with an id or EnvSpec.
         wrappers: callables put around each env, innermost first.
         on_end: "reset" starts the next episode in the same step; "wait" leaves the env at its end until it is sent again.
+            None: "reset", but "wait" with a batch engine that can only wait.
         observation_mode: "same" asks for equal observation spaces; "different" allows other bounds in each environment, with
             the same shapes and dtypes.
         columns: values of `info` to be stored as columns, name -> space.
@@ -91,6 +105,12 @@ def make(
         blas_threads: threads of BLAS and OpenMP in each worker process; None does not change them.
         with_state: for PettingZoo environments, keep `env.state()` too: the columns `state` and, at ends, `final_state`.
         debug: overwrite stale zero-copy views and check actions; default: the environment variable ENVFLEET_DEBUG.
+        resources: for "ray", what each worker needs: num_cpus (1), num_gpus, memory, and custom resources by name.
+        ray_address: for "ray", the cluster, where `ray.init` was not called: "auto" or "HOST:PORT".
+        placement: for "ray", where workers go: "SPREAD" (over machines, the default), "DEFAULT", or a placement group.
+        transport: for "ray", "stream" (a connection of its own to each worker, the default), or "call" where only Ray's ports are open.
+        ports: for "ray", the first and last port that workers may listen on (any free port).
+        spawn_timeout_s: for "ray", how long a worker may wait for a place (30); then its slots are quarantined until there is one.
 
     Example:
         >>> import envfleet as ef
@@ -100,7 +120,7 @@ def make(
     """
     if unknown:
         refuse_unknown("make", unknown, inspect.signature(make).parameters.keys() - {"unknown"})
-    _check("on_end", on_end, ("reset", "wait"))
+    _check("on_end", on_end or "reset", ("reset", "wait"))
     _check("observation_mode", observation_mode, ("same", "different"))
     on_fault = on_fault or ("restart" if is_remote(env) else "raise")
     _check("on_fault", on_fault, ("raise", "restart"))
@@ -109,12 +129,14 @@ def make(
         env, env_kwargs, backend = _sessions(env, env_kwargs, backend, reset_timeout_s, step_timeout_s)
     elif backend == "remote":
         raise BadArgument("backend 'remote' needs addresses of servers as its first argument, e.g. 'http://host:8000'")
+    if backend == "native":
+        env, env_kwargs = native_version(env, env_kwargs)
     _check_agents(env)
     wrappers = (*wrappers, keep_state) if with_state else wrappers
     factories, spec = factories_for(env, num_envs, env_kwargs, wrappers)
     recipe = Recipe(
         factories,
-        on_end,
+        on_end or "reset",
         dict(columns or {}),
         init_timeout_s,
         reset_timeout_s,
@@ -124,7 +146,15 @@ def make(
         keep_obs=on_fault == "restart",
         bounds_differ=observation_mode == "different",
     )
-    chosen, reason = _backend(backend, num_workers, start_method, isolate, recipe, on_fault)
+    asked = {"resources": resources, "ray_address": ray_address, "placement": placement, "transport": transport}
+    asked |= {"ports": ports, "spawn_timeout_s": spawn_timeout_s}
+    ray_options = _ray_options(backend, {name: value for name, value in asked.items() if value is not None})
+    engine = engine_of(factories, backend)
+    if engine is not None:
+        refuse_for_engine(engine, backend, wrappers=wrappers, start_method=start_method, isolate=isolate, with_state=with_state)
+        chosen, reason = engine_backend(engine, num_workers, any_end=on_end is None), f"the engine of {engine!r}"
+    else:
+        chosen, reason = _backend(ray_options or backend, num_workers, start_method, isolate, recipe, on_fault)
     return _start(chosen, recipe, Policy(on_fault, max_restarts), reason, _debug(debug))
 
 
@@ -179,6 +209,7 @@ def _start(backend: Backend, recipe: Recipe, policy: Policy, reason: str, debug:
     try:
         built = backend.start(recipe)
         layout, about = _agree(built, recipe, policy)
+        reason += "" if backend.seeds_per_slot else "; one seed for all slots"
         compiled_core.warn_if_absent()
         if compiled_core.load() is None:
             reason += "; without the compiled core (`envfleet doctor` says why)"
@@ -230,15 +261,34 @@ def _agree(built: Mapping[int, Any], recipe: Recipe, policy: Policy) -> tuple[La
 
 
 def _agrees(name: str, one: Any, other: Any, recipe: Recipe) -> bool:
-    return bool(one == other) or (recipe.bounds_differ and name == "observation_space" and same_rows(one, other))
+    return one is other or bool(one == other) or (recipe.bounds_differ and name == "observation_space" and same_rows(one, other))
+
+
+def _ray_options(backend: str | Backend, given: dict[str, Any]) -> RayOptions | None:
+    """The options of backend "ray", checked; those of others are refused."""
+    if backend == "ray":
+        return RayOptions(**given)
+    if given:
+        raise BadArgument(f"{', '.join(given)} only go with backend='ray', not {backend!r}")
+    return None
 
 
 def _backend(
-    backend: str | Backend, num_workers: int | None, start_method: str | None, isolate: bool | None, recipe: Recipe, on_fault: str
+    backend: str | Backend | RayOptions,
+    num_workers: int | None,
+    start_method: str | None,
+    isolate: bool | None,
+    recipe: Recipe,
+    on_fault: str,
 ) -> tuple[Backend, str]:
+    if isinstance(backend, RayOptions):
+        if start_method is not None or isolate is False:
+            raise BadArgument("start_method and isolate=False do not go with backend 'ray': its workers are actors of their own")
+        ray_backend: Backend = load_attribute(BACKENDS["ray"], "backend")(num_workers, backend)
+        return ray_backend, "asked for"
     if isinstance(backend, Backend):
         return backend, "sessions with servers" if backend.name == "remote" else "given"
-    _check("backend", backend, ("auto", *BACKENDS))
+    _check("backend", backend, ("auto", *BACKENDS, *ENGINES))
     reason, threads, mover = "asked for", False, None
     if backend == "auto":
         choice = decide(recipe, num_workers, isolate, on_fault)

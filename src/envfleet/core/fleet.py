@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 import weakref
@@ -18,8 +19,9 @@ from envfleet.core.arguments import checked_seed, checked_slots, per_slot
 from envfleet.core.batch import Batch, pick
 from envfleet.core.plan import Plan
 from envfleet.core.slot_table import DONE, KEEP, OUT, SlotTable
+from envfleet.core.snapshot import Snapshot, put_back, take
 from envfleet.core.supervisor import Policy, Supervisor
-from envfleet.errors import BadArgument, FleetClosed, FleetError, KeeperLost, RecvTimeout, ResetNeeded, SlotBusy
+from envfleet.errors import BadArgument, FleetClosed, FleetError, RecvTimeout, ResetNeeded, SlotBusy
 from envfleet.faults.failure import Failure, Fault
 from envfleet.multiagent.groups import AgentGroup
 from envfleet.slots.layout import RESET, STEP, Layout
@@ -74,6 +76,7 @@ class Fleet:
         self._last_slots: Slots = _NO_SLOTS  # of the last batch, until the next send; `_all` itself for all slots
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
+        self._joined = False  # another fleet has the backend now: see `joining`
         self._inside = False  # a call runs, or an exception interrupted the last one: see `_do`
         self._optioned: set[int] = set()  # slots that were given options for a reset that has not been sent yet
         final_info = backend.info if self.on_end == "wait" else backend.final_info
@@ -121,6 +124,11 @@ class Fleet:
         """[slot]: sent by a reset and not yet received, also if that reset was interrupted."""
         resetting: np.ndarray[Any, np.dtype[np.bool_]] = self.is_out & self._table.resetting
         return resetting
+
+    @property
+    def seeds_per_slot(self) -> bool:
+        """Whether each slot can have a seed of its own at each reset; False: the fleet is one engine with one seed."""
+        return self._backend.seeds_per_slot
 
     def runnable(self) -> Slots:
         """Slots that can run at once: not quarantined, and no more than remote servers have sessions for right now."""
@@ -485,7 +493,7 @@ class Fleet:
         if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
             seed = [int(seed) + slot for slot in names]
         if seed is not None or tasks is not None:
-            self.assign(names, tasks=tasks, seeds=seed)
+            self._assign(names, tasks, seed, now=True)
         given = dict(zip(names, per_slot("options", options, len(names)))) if options is not None else {}
         changed = [slot for slot in names if given.get(slot) is not None or slot in self._optioned]
         if changed:
@@ -502,6 +510,10 @@ class Fleet:
         """
         if self._inside:
             self._backend.settle()  # a call was interrupted: only now is it certain which slots are out
+        self._assign(slots, tasks, seeds, now=False)
+
+    def _assign(self, slots: Any, tasks: Any, seeds: Any, now: bool) -> None:
+        """`assign`. `now`: for a reset that is sent at once."""
         chosen, order = self._slots(slots)
         names = chosen if order is None else chosen[np.argsort(order)]
         changes: dict[int, dict[str, int]] = {int(slot): {} for slot in names}
@@ -510,11 +522,87 @@ class Fleet:
                 if value is not KEEP:
                     changes[slot]["next_task"] = self._table.task_id(value, self._backend.give_tasks)
         if seeds is not None:
-            for slot, value in zip(changes, per_slot("seeds", seeds, len(names), (list, tuple, np.ndarray))):
+            given = per_slot("seeds", seeds, len(names), (list, tuple, np.ndarray))
+            self._backend.check_seeds(list(changes), given, now)
+            for slot, value in zip(changes, given):
                 if value is not None:
                     changes[slot]["next_seed"] = checked_seed(value)
         for slot, change in changes.items():
             self._table.assign(self.slab, slot, change)
+
+    def snapshot(self, slots: Sequence[int] | Slots | None = None) -> Snapshot:
+        """Copies of the environments in slots (default: all), to be put back with `restore`. For `backend="native"`.
+
+        Example:
+            >>> import envfleet as ef
+            >>> with ef.make("CartPole-v1", num_envs=4, backend="native") as fleet:
+            ...     batch = fleet.reset(seed=0)
+            ...     start = fleet.snapshot([2])
+            ...     batch = fleet.restore(start)  # slot 2's environment, in all four slots
+            >>> bool((batch.obs == batch.obs[2]).all())
+            True
+        """
+        return self._do(self._snapshot, slots)
+
+    def _snapshot(self, slots: Any) -> Snapshot:
+        return take(self._backend, self._slots_with_episodes(slots))
+
+    def restore(self, snapshot: Snapshot, slots: Sequence[int] | Slots | None = None) -> Batch:
+        """Put environments of a snapshot into slots (default: all), one each, or one into all; gives their observations.
+
+        They go on as they would have there, with the same random numbers: `assign` other seeds where the next episodes must differ.
+        What a slot ran before is dropped. The rows count as no transition (`scored` is False), and as a new episode of the slot.
+        """
+        return self._do(self._restore, snapshot, slots)
+
+    def _restore(self, snapshot: Snapshot, slots: Any) -> Batch:
+        chosen = self._slots_with_episodes(slots)
+        self._table.plain = False
+        put_back(self._backend, chosen, snapshot)
+        return self._batch(chosen, True)
+
+    def _slots_with_episodes(self, slots: Any) -> Slots:
+        """Slots that the caller owns and whose environment runs."""
+        chosen, order = self._slots(slots)
+        self._refuse_unless_idle(chosen)
+        missing = chosen[
+            (self.slab.head["started"][chosen] == 0) | self._supervisor.lost[chosen] | self._supervisor.quarantined[chosen]
+        ]
+        if len(missing):
+            raise ResetNeeded(missing.tolist())
+        return chosen if order is None else chosen[np.argsort(order)]
+
+    def resize(self, num_workers: int) -> None:
+        """Let another number of workers step the slots, while episodes run. Results do not change. For `pipe` and `ray`.
+
+        Environments are copied between workers; one that cannot be copied is refused, and nothing changes. On Ray, new workers need
+        a place within `spawn_timeout_s`. All slots must have been received.
+
+        Example:
+            >>> import envfleet as ef
+            >>> with ef.make("CartPole-v1", num_envs=4, backend="pipe", num_workers=1) as fleet:
+            ...     batch = fleet.reset(seed=0)
+            ...     fleet.resize(num_workers=2)
+            ...     batch = fleet.step([0, 1, 0, 1])
+            ...     fleet.plan.num_workers
+            2
+        """
+        self._do(self._resize, num_workers)
+
+    def _resize(self, num_workers: Any) -> None:
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or not 1 <= num_workers <= self.num_envs:
+            raise BadArgument(
+                f"resize(num_workers={num_workers!r}): give a whole number from 1 to {self.num_envs}, the number of slots"
+            )
+        self._refuse_unless_idle(self._all)
+        self._table.plain = False
+        supervisor = self._supervisor
+        self._backend.wait(1, 0.0)
+        supervisor.take()  # workers that were lost have no environments to move
+        try:
+            self._backend.resize(num_workers, ~(supervisor.lost | supervisor.quarantined))
+        finally:
+            self.plan = dataclasses.replace(self.plan, num_workers=self._backend.num_workers)
 
     def task_value(self, task: int) -> Any:
         """The task behind an id of the column `task` (None for -1)."""
@@ -595,15 +683,28 @@ class Fleet:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
+    def _hand_over(self) -> None:
+        """Another fleet closes the backend from now on."""
+        self._joined, self._table.plain = True, False
+        self._finalizer.detach()
+
+    def _take_back(self) -> None:
+        """Undo `_hand_over`."""
+        if not self._finalizer.alive:
+            self._finalizer = weakref.finalize(self, _close_quietly, self._backend, self.plan.pid)
+        self._joined = False
+
     # -- checks -------------------------------------------------------------------------------------------------
 
     def _refuse_closed(self) -> None:
+        if self._joined:
+            raise FleetClosed("this fleet was joined with others and on its own", "use the fleet that envfleet.join gave")
         if self._closed:
             raise FleetClosed
         if os.getpid() != self.plan.pid:
             raise FleetClosed("a fleet of the process this one was forked from")
         if self._backend.is_broken:
-            raise KeeperLost
+            raise self._backend.broken()
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()

@@ -9,8 +9,9 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from envfleet.backends.base import Backend
+from envfleet.backends.ray_options import RayTransport
 
-BackendName = Literal["auto", "serial", "thread", "aio", "pipe", "shm", "remote"]
+BackendName = Literal["auto", "serial", "thread", "aio", "pipe", "shm", "native", "ray", "remote", "jax", "envpool", "vector"]
 StartMethod = Literal["forkserver", "spawn", "fork"]
 ObservationMode = Literal["same", "different"]
 OnEnd = Literal["reset", "wait"]
@@ -49,6 +50,12 @@ class FleetOptions(EnvOptions, total=False):
     backend: BackendName | Backend
     num_workers: int | None
     start_method: StartMethod | None
+    resources: Mapping[str, Any] | None
+    ray_address: str | None
+    placement: Any
+    transport: RayTransport | None
+    ports: tuple[int, int] | None
+    spawn_timeout_s: float | None
 
 
 class VectorOptions(FleetOptions, total=False):

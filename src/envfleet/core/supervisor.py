@@ -13,8 +13,8 @@ import numpy as np
 
 from envfleet.backends.base import Backend
 from envfleet.core.slot_table import SlotTable
-from envfleet.errors import FaultError, KeeperLost
-from envfleet.faults.failure import VERBS, Failure, Fault, Loss, exit_words
+from envfleet.errors import FaultError
+from envfleet.faults.failure import VERBS, Failure, Fault, Loss
 from envfleet.slots.layout import FAULT, QUARANTINED, REBUILD, RESET
 from envfleet.slots.slab import Slots
 from envfleet.util.backoff import backoff_s
@@ -76,9 +76,11 @@ class Supervisor:
         self.has_restarts = False  # whether any slot has restarts counted
         self.faults: list[Fault] = []
         self.num_losses = np.zeros(count, np.int64)  # how often a slot's worker was lost
+        self._newest: dict[int, list[Fault]] = {}  # slot -> its faults of the turn of the newest one
         self.pending: dict[int, Fault] = {}
         self._due: dict[int, float] = {}  # slot -> when to rebuild it
         self._interrupted: dict[int, _Interrupted] = {}
+        self._last_rows: dict[int, tuple[Any, list[Any]]] = {}  # of lost slots: the last whole row, until they are back
         self._without_task: set[int] = set()  # rebuilt without the task that they failed with
         self._suspect: dict[int, tuple[tuple[int, str, float], float]] = {}  # pulse -> what it said, and since when
         self._out_turn = np.zeros(count, np.uint32)  # [slot]: the turn in which it was last seen out
@@ -88,6 +90,8 @@ class Supervisor:
         self._lost_at = np.zeros(count, np.uint32)  # the turn in which a slot was lost
         self._rebuilds = np.zeros(count, np.int64)
         self._abandoned: set[int] = set()  # slots the caller gives up, until that is complete
+        self.parked = np.zeros(count, bool)  # quarantined only until there is a place for their worker
+        self._returned: set[int] = set()  # were parked: the next row begins an episode, and tells of no fault
 
     # -- what the backend reports ---------------------------------------------------------------------------------
 
@@ -100,7 +104,7 @@ class Supervisor:
         backend = self.backend
         if backend.is_broken:
             self.troubled = True
-            raise KeeperLost
+            raise backend.broken()
         if self.troubled:
             self._take_back()  # first: what has come back may be lost again by what follows
         for slot in sorted(self._abandoned):  # giving it up was interrupted
@@ -118,13 +122,19 @@ class Supervisor:
         while backend.losses:
             self._worker_lost(backend.losses[0])
             backend.losses.popleft()
+        while backend.placings:
+            worker, why_not = backend.placings[0]
+            self._park(worker, why_not) if why_not else self._return(worker)
+            backend.placings.popleft()
 
     def credit(self, slots: list[int] | Slots) -> None:
         """A completed episode clears the slot's count of restarts."""
         if self.has_restarts:
             slab = self.backend.slab
             ended = slab.ended(slots) & (slab.head["status"][slots] != FAULT)
-            self.restarts[np.asarray(slots, np.int64)[ended]] = 0
+            # The slots of one engine fail together, so that a completed episode speaks for all of them.
+            cleared = slice(None) if self.backend.is_one_engine and ended.any() else np.asarray(slots, np.int64)[ended]
+            self.restarts[cleared] = 0
             self.has_restarts = bool(self.restarts.any())
 
     def _take_back(self) -> None:
@@ -139,6 +149,8 @@ class Supervisor:
                 self._write_fault_row(slot, interrupted, FAULT)
                 self._interrupted.pop(slot)
             self.lost[slot] = False
+            self._returned.discard(slot)
+            self._last_rows.pop(slot, None)
             if slot in self._without_task:  # it runs: the task was the reason, not the slot
                 self._without_task.remove(slot)
                 self.restarts[slot] = 0
@@ -154,7 +166,7 @@ class Supervisor:
         """Every slot of the worker has lost its env: the one it was in, and those that shared it."""
         slots = np.flatnonzero(self.backend.worker_of == loss.worker).tolist()
         self.num_losses[slots] += 1
-        words = exit_words(loss.exit_code)
+        words = loss.how
         culprit = loss.slot
         if loss.ended_because:
             slots.sort(key=lambda slot: slot != culprit)  # the slot that caused it first
@@ -163,7 +175,11 @@ class Supervisor:
                 continue
             is_out = self.table.is_out(slot)
             details: dict[str, Any] = {"worker": loss.worker, "exit_code": loss.exit_code}
-            if slot == culprit:
+            if loss.is_final and self.lost[slot]:
+                fault = self.last_fault(slot)  # it is known already, and was sent again
+            elif loss.is_final:
+                fault = self._record(slot, "lost", "step" if is_out else "idle", words, is_out, True, **details)
+            elif slot == culprit:
                 kind, cause = (loss.kind, loss.ended_because) if loss.ended_because else ("lost", f"the worker process {words}")
                 fault = self._record(slot, kind, loss.phase, cause, is_out, True, stack=loss.stack, **details)
             else:
@@ -178,7 +194,41 @@ class Supervisor:
                 details["shared_with"] = culprit if culprit >= 0 else None
                 fault = self._record(slot, "lost", "step" if is_out else "idle", cause, is_out, True, **details)
             # The restart counts only for the slot that ended the worker; if it is not known, for all.
-            self._handle(fault, counts=slot == culprit or culprit < 0, is_out=is_out)
+            self._handle(fault, counts=slot == culprit or culprit < 0, is_out=is_out, gone=loss.is_final)
+
+    # -- workers that have no place ------------------------------------------------------------------------------
+
+    def _park(self, worker: int, why: str) -> None:
+        """There is no place for a worker now: its slots are quarantined until there is, and those that are out come back."""
+        table = self.table
+        for slot in np.flatnonzero(self.backend.worker_of == worker).tolist():
+            if self.quarantined[slot]:
+                continue
+            is_out = table.is_out(slot)
+            fault = self._record(slot, "lost", "init", f"the worker process {why}", is_out, True)
+            self._last_rows[slot] = self._delivered(slot, is_out)
+            self.lost[slot] = self.troubled = True
+            self._lost_at[slot], table.plain = table.given[slot], False
+            self._due.pop(slot, None)
+            table.held[slot] = False
+            interrupted = self._interrupted.pop(slot, None)
+            if self.policy.on_fault == "raise":
+                if is_out:
+                    self.pending[slot] = fault
+            else:
+                self.parked[slot] = self.quarantined[slot] = True
+                if is_out and interrupted is not None:
+                    self._write_fault_row(slot, interrupted, QUARANTINED)
+                elif is_out:
+                    self._mark_quarantined(slot)
+            table.done[slot] = table.given[slot]
+
+    def _return(self, worker: int) -> None:
+        """A worker whose slots were parked has a place: they begin a new episode when they are sent next."""
+        for slot in np.flatnonzero(self.parked & (self.backend.worker_of == worker)).tolist():
+            self._returned.add(slot)
+            self.quarantined[slot] = False
+            self.parked[slot] = False
 
     # -- deadlines -----------------------------------------------------------------------------------------------
 
@@ -192,8 +242,9 @@ class Supervisor:
         self._last_look = now
         for i, pulse in enumerate(backend.pulses):
             slot, phase, since = seen = pulse.read()
-            limit = backend.recipe.timeout_s(phase)
-            if not 0 <= slot < len(self.lost) or phase == "idle" or now - since <= limit:
+            known = 0 <= slot < len(self.lost)
+            limit = (backend.part_of(slot) if known else backend).recipe.timeout_s(phase)
+            if not known or phase == "idle" or now - since <= limit:
                 self._suspect.pop(i, None)
                 continue
             said, first = self._suspect.get(i, (None, now))
@@ -219,7 +270,7 @@ class Supervisor:
         A worker that was stopped, whose interpreter is blocked by a thread or a signal handler of the env, or that has lost a
         message, looks idle forever. Only time in which the parent checked counts.
         """
-        backend, table, recipe = self.backend, self.table, self.backend.recipe
+        backend, table, recipe = self.backend, self.table, self.backend.recipe  # of joined backends: the shortest timeouts
         out = table.given != table.done
         fresh = out & (self._out_turn != table.given)
         self._out_turn[fresh], self._out_time[fresh] = table.given[fresh], self._watched_s
@@ -228,12 +279,14 @@ class Supervisor:
             if not backend.has_deadline(slot):
                 continue
             phase = {RESET: "reset", REBUILD: "init"}.get(int(backend.slab.head["command"][slot]), "step")
+            part = backend.part_of(slot)
+            recipe = part.recipe
             waited_s, limit = self._watched_s - float(self._out_time[slot]), recipe.timeout_s(phase)
             said, _, since = backend.pulse_of(slot).read()
-            is_idle = backend.can_kill and said < 0 and min(waited_s, now - since) > limit
+            is_idle = part.can_kill and said < 0 and min(waited_s, now - since) > limit
             # One turn may step, close, build and reset; and those of its worker's other slots may come first.
             longest = 2 * recipe.step_timeout_s + recipe.init_timeout_s + recipe.reset_timeout_s
-            if is_idle or waited_s > longest * (1 + -(-len(self.lost) // backend.num_workers)):
+            if is_idle or waited_s > longest * (1 + -(-recipe.num_slots // part.num_workers)):
                 words = (
                     f"no answer within {phase}_timeout_s={limit:g}, and its worker says that it does nothing: "
                     "it was stopped, or the environment left something behind that blocks its interpreter"
@@ -269,8 +322,10 @@ class Supervisor:
         backend, limit = self.backend, self.backend.recipe.timeout_s("call")
         waited_s = self._watched_s - watch.begun_s
         for slot in sorted(watch.waiting) if waited_s > limit and backend.has_deadlines else ():
+            part = backend.part_of(slot)
+            limit = part.recipe.timeout_s("call")
             said, _, since = backend.pulse_of(slot).read()
-            is_idle = backend.can_kill and said < 0 and min(waited_s, backend.now() - since) > limit
+            is_idle = part.can_kill and said < 0 and min(waited_s, backend.now() - since) > limit
             if backend.has_deadline(slot) and (is_idle or waited_s > limit * (1 + len(self.lost))):
                 words = f"no answer to a call within step_timeout_s={limit:g}, and its worker says that it does nothing"
                 self._end_call(slot, "call", words)
@@ -284,13 +339,15 @@ class Supervisor:
 
     def _end_call(self, slot: int, phase: str, words: str, kind: str = "timeout") -> None:
         """End what a slot is doing: its worker, or where that is impossible only the wait for it."""
-        if self.backend.can_kill:
+        part = self.backend.part_of(slot)
+        if part.can_kill:
             self.backend.end_worker(slot, phase, words, kind)
+            self._take_back()  # first, as in `take`: a slot that the worker has just rebuilt is back, and lost again
             self._take_reports()
             return
         is_out = self.table.is_out(slot)
         fault = self._record(slot, kind, phase, words, is_out, stack=self.backend.give_up(slot))
-        self._handle(fault, counts=True, is_out=is_out, gone=not self.backend.can_rebuild_abandoned)
+        self._handle(fault, counts=True, is_out=is_out, gone=not part.can_rebuild_abandoned)
 
     # -- giving up -----------------------------------------------------------------------------------------------
 
@@ -318,7 +375,13 @@ class Supervisor:
     # -- what happens next --------------------------------------------------------------------------------------
 
     def _delivered(self, slot: int, is_out: bool) -> tuple[Any, list[Any]]:
-        """The row as the caller last got it, or will get it next. `is_out`: the row that is being written will not come."""
+        """The row as the caller last got it, or will get it next. `is_out`: the row that is being written will not come.
+
+        Of a lost slot it is the row from before the loss: what is in the slab since then may be half written or was never
+        delivered, and every attempt to rebuild the slot may write there.
+        """
+        if self.lost[slot] and slot in self._last_rows:
+            return self._last_rows[slot]
         row: tuple[Any, list[Any]] = self.backend.delivered(slot) if is_out else self.backend.slab.delivered(slot, -1)
         return row
 
@@ -327,7 +390,8 @@ class Supervisor:
     ) -> Fault:
         """Add a fault to the list. `once`: not if the same one is there, because dealing with it was interrupted."""
         turn, live = int(self.table.given[slot]), self.backend.slab.head[slot]
-        for known in reversed(self.faults[-2 * len(self.lost) :] if once else ()):
+        newest = self._newest.get(slot, [])
+        for known in [*newest, *self.faults[-1:]] if once else ():  # the last, should recording it have been interrupted
             if (known.slot, known.turn, known.kind, known.phase, known.cause) == (slot, turn, kind, phase, cause):
                 return known
         head, _ = self._delivered(slot, is_out)
@@ -351,14 +415,15 @@ class Supervisor:
             **more,
         )
         self.faults.append(fault)
+        self._newest[slot] = [*(known for known in newest if known.turn == turn), fault]
         return fault
 
     def _handle(self, fault: Fault, counts: bool, is_out: bool, gone: bool = False) -> None:
         """Decide what happens to the slot. `is_out`: the caller waits for its row; else it has the last one."""
         slot, table = fault.slot, self.table
         self.troubled, table.plain = True, False
+        self._last_rows[slot] = self._delivered(slot, is_out)
         if is_out and slot not in self._interrupted:
-            # Now, also for a slot that is abandoned: later its row may hold what was never delivered.
             self._interrupted[slot] = self._interrupt(slot, fault, is_out)
         if slot in self._abandoned:
             is_out = False
@@ -425,6 +490,8 @@ class Supervisor:
         for slot in [slot for slot in self._due if self.table.given[slot] != self._lost_at[slot]]:
             self._was_sent(slot)  # before an interrupt
         slots = sorted(slot for slot, when in self._due.items() if when <= now)
+        if slots and self.backend.is_one_engine:
+            slots = sorted(self._due)  # it is rebuilt once, for all that wait for it
         if slots:
             self._leave_out_tasks(slots)
             self.prepare_rebuild(slots)
@@ -460,6 +527,8 @@ class Supervisor:
 
     def sent_lost(self, slot: int) -> None:
         """A slot that was lost while the caller had it is sent: what comes back is a fault row."""
+        if slot in self._returned:
+            return
         if self.policy.on_fault == "raise":
             raise self.last_fault(slot).error()
         if slot not in self._interrupted:
@@ -471,20 +540,25 @@ class Supervisor:
 
     def last_fault(self, slot: int) -> Fault:
         """The newest fault of a slot."""
-        for fault in reversed(self.faults):
+        if self._newest.get(slot):
+            return self._newest[slot][-1]
+        for fault in self.faults:  # of a slot that could not be built at the start
             if fault.slot == slot:
                 return fault
         return self._record(slot, "lost", "idle", "its environment is gone")
 
     def quarantine_row(self, slot: int) -> None:
         """The row of a quarantined slot, returned at once: it is not a transition."""
+        self._mark_quarantined(slot)
+        turn = self.table.given[slot] + np.uint32(1)
+        self.table.done[slot] = turn  # in this order: between the two lines the caller still owns it
+        self.table.given[slot] = turn
+
+    def _mark_quarantined(self, slot: int) -> None:
         row = self.backend.slab.head[slot : slot + 1]
         row["reward"], row["terminated"], row["truncated"] = 0.0, False, False
         row["scored"], row["active"], row["pending"], row["over"] = False, False, False, False
         row["status"] = QUARANTINED
-        turn = self.table.given[slot] + np.uint32(1)
-        self.table.done[slot] = turn  # in this order: between the two lines the caller still owns it
-        self.table.given[slot] = turn
 
     def raise_pending(self, slots: list[int]) -> None:
         """Raise the first fault among slots that are being received; the caller then owns all of them again."""
@@ -493,7 +567,7 @@ class Supervisor:
             return
         faults.sort(key=lambda fault: fault.shared_with is not None)  # the slot that caused it first
         error: FaultError = faults[0].error()
-        for other in faults[1:]:
+        for other in [] if self.backend.is_one_engine else faults[1:]:  # an engine's slots all tell the same
             error.add_note(f"also: {other}")
         for fault in faults:
             self.table.seen[fault.slot] = self.table.given[fault.slot]
@@ -505,7 +579,7 @@ class Supervisor:
         if isinstance(problem, Failure):
             text: dict[str, Any] = {"stack" if problem.kind == "timeout" else "traceback": problem.traceback}
             return self._record(max(slot, 0), problem.kind, problem.phase, problem.summary, failure=problem, **text)
-        cause = f"the worker process {exit_words(problem.exit_code)}"
+        cause = f"the worker process {problem.how}"
         return self._record(slot, "lost", problem.phase, cause, exit_code=problem.exit_code)
 
     def _look_for_trouble(self) -> None:

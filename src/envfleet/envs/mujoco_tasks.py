@@ -52,15 +52,7 @@ class AntDir(RewardTask):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(_ant(horizon, render_mode))
-        self.task_space: TaskSpace
-        if directions == "uniform":
-            self.task_space = TaskSampler(_angle, _is_number, vector=_heading)
-        elif directions == "forward-backward":
-            self.task_space = TaskList([0.0, math.pi], vector=_heading)
-        elif isinstance(directions, int) and not isinstance(directions, bool) and directions > 0:
-            self.task_space = TaskList([2.0 * math.pi * i / directions for i in range(directions)], vector=_heading)
-        else:
-            raise BadArgument(f"directions={directions!r}: 'uniform', 'forward-backward', or how many")
+        self.task_space = direction_tasks(directions)
 
     def task_reward(self, obs: Any, action: Any, info: dict[str, Any]) -> float:
         """Speed in the direction, minus the cost of control, plus 1."""
@@ -73,7 +65,7 @@ class AntGoal(RewardTask):
 
     def __init__(self, horizon: int = 200, render_mode: str | None = None) -> None:
         super().__init__(_ant(horizon, render_mode))
-        self.task_space = TaskSampler(_in_disc, _is_in_disc, vector=np.asarray)
+        self.task_space = goal_tasks()
 
     def task_reward(self, obs: Any, action: Any, info: dict[str, Any]) -> float:
         """Minus the distance in x and in y, minus a fifth of the cost of control."""
@@ -86,7 +78,7 @@ class HalfCheetahVel(RewardTask):
 
     def __init__(self, horizon: int = 200, max_speed: float = 3.0, render_mode: str | None = None) -> None:
         super().__init__(_mujoco("HalfCheetah-v5", horizon, render_mode=render_mode))
-        self.task_space = TaskBox(0.0, max_speed)
+        self.task_space = speed_tasks(max_speed)
 
     def task_reward(self, obs: Any, action: Any, info: dict[str, Any]) -> float:
         """Minus the difference in speed, minus half the cost of control."""
@@ -98,11 +90,37 @@ class HalfCheetahDir(RewardTask):
 
     def __init__(self, horizon: int = 200, render_mode: str | None = None) -> None:
         super().__init__(_mujoco("HalfCheetah-v5", horizon, render_mode=render_mode))
-        self.task_space = TaskList([1, -1], vector=as_number)
+        self.task_space = two_ways()
 
     def task_reward(self, obs: Any, action: Any, info: dict[str, Any]) -> float:
         """Speed in the direction, minus the cost of control."""
         return float(self.task * info["x_velocity"] + info["reward_ctrl"])
+
+
+def direction_tasks(directions: Literal["uniform", "forward-backward"] | int) -> TaskSpace:
+    """The tasks of AntDir."""
+    if directions == "uniform":
+        return TaskSampler(_angle, _is_number, vector=_heading)
+    if directions == "forward-backward":
+        return TaskList([0.0, math.pi], vector=_heading)
+    if isinstance(directions, int) and not isinstance(directions, bool) and directions > 0:
+        return TaskList([2.0 * math.pi * i / directions for i in range(directions)], vector=_heading)
+    raise BadArgument(f"directions={directions!r}: 'uniform', 'forward-backward', or how many")
+
+
+def goal_tasks() -> TaskSpace:
+    """The tasks of AntGoal."""
+    return TaskSampler(_in_disc, _is_in_disc, vector=np.asarray)
+
+
+def speed_tasks(max_speed: float) -> TaskSpace:
+    """The tasks of HalfCheetahVel."""
+    return TaskBox(0.0, max_speed)
+
+
+def two_ways() -> TaskSpace:
+    """The tasks of HalfCheetahDir."""
+    return TaskList([1, -1], vector=as_number)
 
 
 def _heading(angle: float) -> list[float]:

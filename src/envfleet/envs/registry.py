@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import importlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +18,7 @@ SHORT_NAMES = {
     # families of tasks; also as "AntDir-v0" and "envfleet/AntDir-v0"
     "gridnavi": "envfleet.envs.gridnavi:GridNavi",
     "unlock": "envfleet.envs.unlock:Unlock",
+    "unlock-continuous": "envfleet.envs.unlock:UnlockContinuous",
     "pointrobot": "envfleet.envs.point_robot:PointRobot",
     "pointrobot-sparse": "envfleet.envs.point_robot:PointRobotSparse",
     "pointrobot-semicircle": "envfleet.envs.point_robot:PointRobotSemicircle",
@@ -24,6 +28,7 @@ SHORT_NAMES = {
     "halfcheetahvel": "envfleet.envs.mujoco_tasks:HalfCheetahVel",
     "halfcheetahdir": "envfleet.envs.mujoco_tasks:HalfCheetahDir",
     "cartpole-novel": "envfleet.envs.hidden_velocity:cartpole_no_velocity",
+    "cage2": "envfleet.envs.cage2.env:Cage2Env",
     "catch": "envfleet.envs.catch:PixelCatch",
     "echo": "envfleet.envs.echo:Echo",
     "asyncecho": "envfleet.envs.echo:AsyncEcho",
@@ -31,6 +36,7 @@ SHORT_NAMES = {
     "connect4-easy": "envfleet.envs.connect4:Connect4Easy",
     "connect4-medium": "envfleet.envs.connect4:Connect4Medium",
     "connect4-hard": "envfleet.envs.connect4:Connect4Hard",
+    "gridworld-team": "envfleet.envs.gridworld_team:GridWorldTeam",
     # many agents: ours, then PettingZoo's and MPE2's as they are
     "gridworld-aec": "envfleet.envs.gridworld:GridWorldEnvMultiAgent",
     "gridworld-parallel": "envfleet.envs.gridworld:GridWorldEnvParallel",
@@ -47,6 +53,7 @@ IDS = {
     "TMaze": "tmaze",
     "GridNavi": "gridnavi",
     "Unlock": "unlock",
+    "UnlockContinuous": "unlock-continuous",
     "PointRobot": "pointrobot",
     "PointRobotSparse": "pointrobot-sparse",
     "PointRobotSemicircle": "pointrobot-semicircle",
@@ -55,16 +62,44 @@ IDS = {
     "AntGoal": "antgoal",
     "HalfCheetahVel": "halfcheetahvel",
     "HalfCheetahDir": "halfcheetahdir",
+    "Cage2": "cage2",
+}
+
+#: Environments that exist in C++ too, for `backend="native"` -> the class. Gymnasium's keep their spec: time limit, arguments.
+NATIVE = {
+    "CartPole-v1": "envfleet.envs.native_classic:NativeCartPole",
+    "MountainCar-v0": "envfleet.envs.native_classic:NativeMountainCar",
+    "MountainCarContinuous-v0": "envfleet.envs.native_classic:NativeMountainCarContinuous",
+    "Acrobot-v1": "envfleet.envs.native_classic:NativeAcrobot",
+    "Pendulum-v1": "envfleet.envs.native_classic:NativePendulum",
+    "gridnavi": "envfleet.envs.native_games:NativeGridNavi",
+    "gridworld-team": "envfleet.envs.native_games:NativeGridWorld",
+    "connect4": "envfleet.envs.native_games:NativeConnect4",
+    "connect4-easy": "envfleet.envs.native_games:NativeConnect4Easy",
+    "connect4-medium": "envfleet.envs.native_games:NativeConnect4Medium",
+    "connect4-hard": "envfleet.envs.native_games:NativeConnect4Hard",
+    "Ant-v5": "envfleet.envs.native_mujoco:NativeAnt",
+    "HalfCheetah-v5": "envfleet.envs.native_mujoco:NativeHalfCheetah",
+    "antdir": "envfleet.envs.native_mujoco:NativeAntDir",
+    "antdir-forwardbackward": "envfleet.envs.native_mujoco:NativeAntForwardBackward",
+    "antgoal": "envfleet.envs.native_mujoco:NativeAntGoal",
+    "halfcheetahvel": "envfleet.envs.native_mujoco:NativeHalfCheetahVel",
+    "halfcheetahdir": "envfleet.envs.native_mujoco:NativeHalfCheetahDir",
+    "cage2": "envfleet.envs.cage2.native_cage2:NativeCage2Env",
 }
 
 #: Packages of multi-agent environments: "pettingzoo:classic/tictactoe_v3" is a module of theirs.
 MULTIAGENT = ("pettingzoo", "mpe2")
 
 
+#: Packages whose environments a batch engine runs: "gymnax:CartPole-v1".
+ENGINES = ("gymnax", "envpool")
+
+
 def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """Turn a short name or "module:attribute" into a factory; Gymnasium ids and callables pass through.
 
-    Nothing is registered: the lookup imports the one module it needs, when it needs it. A name that leads to a module of
+    "gymnax:…" and "envpool:…" pass through too: a batch engine builds those. Nothing is registered: the lookup imports the one module it needs, when it needs it. A name that leads to a module of
     multi-agent environments, such as "pettingzoo:classic/tictactoe_v3" or "mpe2:simple_spread_v3", gives that module's
     `parallel_env`, or its `env` if there is none; "pettingzoo.classic.rps_v2:env" asks for one of them by name.
 
@@ -80,9 +115,13 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """
     if callable(name):
         return name
-    name = IDS.get(name.removeprefix("envfleet/").removesuffix("-v0"), name)
+    if name.startswith("native:"):
+        return _native(name.removeprefix("native:"))
+    name = _short(name)
     target = SHORT_NAMES.get(name.lower(), name)
     package, _, path = target.partition(":")
+    if path and package in ENGINES:
+        return target
     if path and package in MULTIAGENT:
         # "classic/tictactoe-v3", as PettingZoo's registry has it, is the module classic/tictactoe_v3.
         return _load(name, f"{package}.{path.replace('/', '.').replace('-v', '_v')}:")
@@ -96,6 +135,50 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     close = difflib.get_close_matches(name, [*SHORT_NAMES, *gym.registry], n=3, cutoff=0.6)
     hint = f"Close names: {', '.join(close)}" if close else 'Give a Gymnasium id, a short name or "module:attribute"'
     raise BadArgument(f"unknown environment {name!r}: {problem if problem.endswith('?') else problem.rstrip('.') + '.'} {hint}")
+
+
+def has_native_version(env: Any) -> bool:
+    """Whether an environment that is given by name exists in C++ too.
+
+    Example:
+        >>> has_native_version("envfleet/Cage2-v0"), has_native_version("Blackjack-v1")
+        (True, False)
+    """
+    return isinstance(env, str) and _short(env) in NATIVE
+
+
+def _short(name: str) -> str:
+    return IDS.get(name.removeprefix("envfleet/").removesuffix("-v0"), name)
+
+
+def native_version(env: Any, kwargs: Mapping[str, Any] | None = None) -> tuple[Any, Mapping[str, Any] | None]:
+    """The native version of an environment that is given by name or spec, and the arguments it still needs; others as they are.
+
+    Example:
+        >>> native_version("CartPole-v1")[0].max_episode_steps
+        500
+    """
+    import gymnasium as gym
+
+    name = env if isinstance(env, str) else env.id if isinstance(env, gym.envs.registration.EnvSpec) else None
+    short = _short(name) if name is not None else None
+    if short not in NATIVE:
+        if name is not None and not name.startswith("native:"):
+            instead = "'gridworld-team' steps its agents as one; " if name.startswith("gridworld") else ""
+            raise BadArgument(
+                f"{name!r} has no native version: {instead}backend 'native' has {', '.join(NATIVE)}, and libraries of yours as "
+                "'native:my_env.so' (docs/native.md)"
+            )
+        return env, kwargs
+    from envfleet.native.library import own_library
+
+    own_library()  # one line where it was not built, instead of a failure of every slot
+    if short in SHORT_NAMES:
+        build: Any = _load(short, NATIVE[short])
+        return functools.partial(build, **(kwargs or {})), None
+    spec = copy.deepcopy(gym.spec(env) if isinstance(env, str) else env)
+    spec.entry_point, spec.disable_env_checker, spec.vector_entry_point = NATIVE[short], True, None
+    return spec, kwargs
 
 
 def spec_of(name: str) -> Any:
@@ -114,6 +197,14 @@ def spec_of(name: str) -> Any:
     if hasattr(built, "close"):
         built.close()
     return gym.envs.registration.EnvSpec(name, SHORT_NAMES.get(name.lower(), name)) if isinstance(built, gym.Env) else None
+
+
+def _native(path: str) -> Callable[..., Any]:
+    """The environment of a native library: "my_env.so", or "my_envs.so:Name" where it has several."""
+    from envfleet.native.native_env import NativeEnv
+
+    library, _, env = path.partition(":")
+    return functools.partial(NativeEnv, os.path.abspath(library), env or None)
 
 
 def _load(name: str, target: str) -> str | Callable[..., Any]:

@@ -25,7 +25,10 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
     * `inner_episode`: which inner episode the observation belongs to, from 0;
     * `inner_done`: an inner episode ended with this step (at outer ends `terminated` says it);
     * `inner_final_obs`: the last observation of the inner episode that ended, where `inner_done`;
-    * `inner_returns`: the returns of the inner episodes so far; in the first row of an outer episode, those of the one before.
+    * `inner_returns`: the returns of the inner episodes so far, NaN for those without a step; in the first row of an outer episode, those of
+      the one before (NaN: there was none, because the environment is new).
+
+    `reset(options=…)`: the options other than `task` also reach the resets of the inner episodes that follow.
 
     Example:
         >>> from envfleet.envs.gridnavi import GridNavi
@@ -72,8 +75,9 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         self._rng = np.random.default_rng()
         self._given = False  # whether the caller has given a task: it stays until it is replaced
         self._nothing = np.zeros(self._size, np.float32)
-        self._returns = np.zeros(episodes_per_task)
-        self._number = 0
+        self._returns = np.full(episodes_per_task, np.nan)
+        self._options: dict[str, Any] | None = None  # of the outer episode, for its inner ones
+        self._number, self._begins = 0, True  # the inner episode, and whether it has no step yet
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, task: Any = None
@@ -90,21 +94,23 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         if task is not None:
             self.env.get_wrapper_attr("set_task")(task)
         obs, info = self.env.reset(seed=seed, options=options)
-        self._number, before = 0, self._returns
-        self._returns = np.zeros(self.episodes_per_task)
+        self._options = {name: value for name, value in (options or {}).items() if name != "task"} or None
+        self._number, self._begins, before = 0, True, self._returns
+        self._returns = np.full(self.episodes_per_task, np.nan)
         return self._observation(obs, False), {**info, **self._columns(False, self._nothing, before)}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step of the running inner episode; at its end the next one begins, with the same task."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self._returns[self._number] += float(reward)
+        so_far = 0.0 if self._begins else self._returns[self._number]
+        self._returns[self._number], self._begins = so_far + float(reward), False
         over = bool(terminated or truncated)
         last = over and self._number == self.episodes_per_task - 1
         final = self._nothing
         if over and not last:
             final = np.array(obs, np.float32).reshape(-1)
-            self._number += 1
-            obs, more = self.env.reset()
+            self._number, self._begins = self._number + 1, True
+            obs, more = self.env.reset(options=self._options)
             info = {**info, **more}
         info |= self._columns(over and not last, final, self._returns)
         return self._observation(obs, over and not last), reward, last, False, info

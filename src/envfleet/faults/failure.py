@@ -288,13 +288,20 @@ class Loss:
     ended_because: str = ""
     stack: str = ""
     kind: str = "timeout"  # or "abandoned"
+    words: str = ""  # how it ended, where that is known better than by an exit code
+    is_final: bool = False  # nothing can replace it: its slots are quarantined
+
+    @property
+    def how(self) -> str:
+        """How the process ended, in words."""
+        return self.words or exit_words(self.exit_code)
 
 
 def init_fault(slot: int, what: Failure | Loss, worker: int | None = None) -> Fault:
     """A constructor's failure as a fault record."""
     if isinstance(what, Loss):
         shared = what.slot not in (slot, -1)
-        cause = f"the worker process {exit_words(what.exit_code)}"
+        cause = f"the worker process {what.how}"
         if shared:
             cause = f"it shared worker {what.worker} with slot {what.slot}: {cause}"
         culprit = what.slot if shared else None

@@ -11,6 +11,9 @@ rows        here      here, tanh not compiled    in PyTorch
 8, GRU      17 µs                                69 µs
 64, GRU     41 µs                                119 µs
 ==========  ========  =========================  ==========
+
+Dense tanh layers are one compiled call (`NumpyLayers`): 15 instead of 17 µs with 8 rows, 232 instead of 258 with 1,024 (on a busy
+machine), and no threads of BLAS that spin between two steps.
 """
 
 from __future__ import annotations
@@ -178,12 +181,14 @@ class NumpyActor:
 
     def __init__(self, net: ActorCritic) -> None:
         assert net.actor_encoder.layers is not None
-        self._before = NumpyLayers(net.actor_encoder.layers)
-        self._after = NumpyLayers([*net.actor_layers, net.actor_head])
+        before, after = [*net.actor_encoder.layers], [*net.actor_layers, net.actor_head]
         self._core: recurrent.CompiledStep | None = None
         if net.num_cores == 2:
             assert net.core is not None
             self._core = recurrent.CompiledStep(net.core, 0)
+        else:
+            before, after = [], before + after  # one call for all layers
+        self._before, self._after = NumpyLayers(before), NumpyLayers(after)
 
     def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
         """Run rows [k, D] with the actor's states [k, W]; return its outputs and the new states."""

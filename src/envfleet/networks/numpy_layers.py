@@ -27,6 +27,8 @@ from envfleet.slots.compiled_core import load
 
 Array = NDArray[np.float32]
 COMPILED = load("_scan")  # compiled/scan.c, or None
+DENSE = load("_dense")  # compiled/dense.c, or None
+MOST_LAYERS = 16  # LAYERS in dense.c
 
 
 class ParameterMemory:
@@ -70,6 +72,10 @@ class NumpyLayers:
                 self._kinds.append(nn.Linear)
             else:
                 self._kinds[-1] = type(module)
+        # Layers that one compiled call runs: linear with or without a tanh.
+        known = {nn.Linear, nn.Tanh}.issuperset(self._kinds) and 0 < len(self._linear) <= MOST_LAYERS
+        self._in_one_call = known and DENSE is not None
+        self._places: tuple[tuple[int, int, int, int, bool], ...] = ()  # of every layer, for that call
         self._memory = ParameterMemory((layer, name) for layer in self._linear for name in ("weight", "bias"))
         self._parameters: list[torch.Tensor] = []
         self._layers: list[tuple[Array, Array, type[nn.Module]]] = []
@@ -80,11 +86,23 @@ class NumpyLayers:
             self._parameters = [one for layer in self._linear for one in (layer.weight, layer.bias)]
             arrays = [one.detach().numpy() for one in self._parameters]
             self._layers = [(w.T, b, kind) for w, b, kind in zip(arrays[::2], arrays[1::2], self._kinds)]
+            in_one_piece = all(one.is_contiguous() and one.dtype == torch.float32 for one in self._parameters)
+            self._places = tuple(
+                (one.in_features, one.out_features, one.weight.data_ptr(), one.bias.data_ptr(), kind is nn.Tanh)
+                for one, kind in zip(self._linear, self._kinds)
+                if in_one_piece
+            )
         return self._layers
 
-    def __call__(self, x: Array) -> Array:
-        """Run rows [k, D]."""
-        for weight, bias, kind in self.layers():
+    def __call__(self, x: Array, num_threads: int = 1) -> Array:
+        """Run rows [k, D]. In one compiled call a row has the same bits in any company and on any number of threads."""
+        layers = self.layers()
+        if self._in_one_call and self._places and x.dtype == np.float32:
+            assert DENSE is not None
+            y = np.empty((len(x), self._places[-1][1]), np.float32)
+            DENSE.forward(self._places, len(x), num_threads, x=np.ascontiguousarray(x), y=y)
+            return y
+        for weight, bias, kind in layers:
             x = x @ weight
             _FINISH[kind](x, bias)
         return x
@@ -93,8 +111,8 @@ class NumpyLayers:
         """Run rows with any leading axes, such that gradients flow."""
         if not self._linear:
             return x
-        layers = self.layers()
         flat = x.reshape(-1, x.shape[-1])
+        layers = self.layers()
         y: torch.Tensor = _Node.apply(flat, layers, *self._parameters)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], self._linear[-1].out_features)
 

@@ -19,10 +19,12 @@ from envfleet.rollout.episodes.collect_episodes import EpisodeRun
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.ledger import Ledger
 from envfleet.rollout.segments.collect_segments import SegmentRun
-from envfleet.rollout.segments.segment import Segment
+from envfleet.rollout.segments.segment import Floats, Segment
+from envfleet.rollout.segments.segment_results import SegmentResults
 from envfleet.rollout.stats import Stats, StatsBuilder
 from envfleet.rollout.tickets import TicketOffice, numbers_for, task_source
 from envfleet.rollout.timing import Clock, Verdict
+from envfleet.tasks.curriculum import TaskResult
 from envfleet.tasks.task_source import TaskSource
 
 
@@ -97,6 +99,7 @@ class Collector:
         spec = getattr(fleet, "spec", None)
         self.env_name = str(getattr(spec, "id", "") or "env") if env_name is None else env_name
         self.source = tasks if isinstance(tasks, TaskSource) else None  # it also takes the results
+        self.results = None if self.source is None else SegmentResults(self.source, fleet.num_envs)  # of segments
         self.tasks = task_source(tasks)
         self._clock = Clock(fleet, timing, mode)
         self.engine = Engine(fleet, None if random_actions else policy, mode, at_least, seed, warmup_steps, self._clock)
@@ -151,7 +154,8 @@ class Collector:
             source.in_order(first, 2 * self.fleet.num_envs)
             source.drop(set(range(first, numbers[-1])) - set(numbers) if isinstance(numbers, list) else ())
         ready = None if source is None else source.ready
-        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self.tasks, ready)
+        shared = self.fleet.plan.backend == "joined"
+        office = TicketOffice(numbers, self.fleet.num_envs, self.seed, self.tasks, ready, shared)
         steps = 0
         began = time.perf_counter()
         self._clock.start()
@@ -181,8 +185,12 @@ class Collector:
         """The same as a list, in ticket order."""
         return Rollouts(self.episodes(num_episodes, num_steps=num_steps, progress=progress))
 
-    def segment(self, num_steps: int) -> Segment:
-        """The next `num_steps` steps of every slot as [T, B] arrays; episodes go on from segment to segment."""
+    def segment(self, num_steps: int, results: bool = True) -> Segment:
+        """The next `num_steps` steps of every slot as [T, B] arrays; episodes go on from segment to segment.
+
+        A `TaskSource` gets the results of the episodes that ended. A caller that will know advantages, which PLR needs, says
+        `results=False` and calls `give_results(segment, advantage)` before the next segment.
+        """
         if num_steps < 1:
             raise BadArgument(f"num_steps={num_steps}: give 1 or more")
         self._refuse_while_streaming()
@@ -190,7 +198,7 @@ class Collector:
         began = time.perf_counter()
         self._clock.start()
         try:
-            return run.collect(num_steps)
+            segment = run.collect(num_steps)
         except BaseException:
             self._drop_segments()
             raise
@@ -198,6 +206,18 @@ class Collector:
             self._clock.book_s += self._clock.lap()
             self._clock.pause()
             self._seconds += time.perf_counter() - began
+        if self.results is not None:
+            segment.learned = self.results.learned(segment)
+        if results:
+            self.give_results(segment)
+        return segment
+
+    def give_results(self, segment: Segment, advantage: Floats | None = None) -> list[TaskResult]:
+        """Give the task source, if there is one, the results of a segment that was collected with `results=False`.
+
+        `advantage` is [T, B]. Call it once, before the next segment.
+        """
+        return [] if self.results is None else self.results.give(segment, advantage)
 
     def segment_state(self, running: bool = True) -> dict[str, Any] | None:
         """Everything `restore_segments` needs to go on after the last segment; None if there was none.
@@ -212,13 +232,20 @@ class Collector:
         Running episodes are replayed and compared; one that differs is ended, and the slot starts its
         next episode. `how="end"` ends all of them.
         """
-        return np.zeros(0, dtype=np.int64) if state is None else self._open_segments().restore(state, how)
+        if state is None:
+            return np.zeros(0, dtype=np.int64)
+        run = self._open_segments(state["episode"])
+        ended = run.restore(state, how)
+        if self.results is not None:
+            self.results.forget(ended)
+            self.results.drop_before(run.episode)
+        return ended
 
-    def _open_segments(self) -> SegmentRun:
+    def _open_segments(self, episode: npt.NDArray[np.int64] | None = None) -> SegmentRun:
         if self._segments is None:
             if self.source is not None:
                 self.source.in_any_order()
-            self._segments = SegmentRun(self)
+            self._segments = SegmentRun(self, episode)
         return self._segments
 
     def _refuse_while_streaming(self) -> None:
@@ -229,6 +256,8 @@ class Collector:
         if self._segments is not None:
             self._segments.give_up()
             self._segments = None
+            if self.results is not None:
+                self.results.forget(np.arange(self.fleet.num_envs))
 
     def stats(self) -> Stats:
         """Statistics of all episodes so far (of segments: those that ended)."""

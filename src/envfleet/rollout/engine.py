@@ -183,19 +183,20 @@ class Engine:
     def drain(self) -> None:
         """Receive what is still out, so that the fleet can be used again. The rows are dropped.
 
-        A slot that takes much longer than any step so far is abandoned: it may never come back.
+        A slot that takes much longer than any step so far is abandoned: it may never come back. The fleet is asked what is out: an interrupt may
+        fall between a send and the line that notes it, or into a reset.
         """
         self._groups.clear()
         self._to_step = None
-        out = np.flatnonzero(self.out)
         self.out[:] = False
+        out = np.flatnonzero(self.fleet.is_out)
         deadline = time.monotonic() + max(DRAIN_S, 3.0 * self.clock.longest_s)
         for slot in out.tolist():
             try:
                 self.fleet.recv([slot], timeout_s=max(0.0, deadline - time.monotonic()))
             except RecvTimeout:
                 self.fleet.abandon([slot])
-            except FleetError:  # it was not sent; or its fault, which the fleet has in `faults`
+            except FleetError:  # its fault, which the fleet has in `faults`
                 pass
 
     def reason(self, slot: int) -> tuple[str, Any]:

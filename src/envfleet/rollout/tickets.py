@@ -34,6 +34,9 @@ class Ticket:
 class TicketOffice:
     """Gives tickets to slots: position p belongs to slot p modulo the number of slots.
 
+    With `shared`, for a fleet of parts that are not equally fast, the next position belongs to the slot that asks first. Then which slot ran
+    a ticket depends on time; what the ticket gives does not.
+
     Example:
         >>> office = TicketOffice(range(10, 14), num_slots=2, seed=0)
         >>> [office.take(0).number, office.take(0).number, office.take(0), office.take(1).number]
@@ -47,13 +50,15 @@ class TicketOffice:
         seed: int,
         tasks: DealsTasks | None = None,
         ready: Callable[[int], bool] | None = None,
+        shared: bool = False,
     ) -> None:
         self._numbers = numbers
         self._first = next(iter(numbers)) if isinstance(numbers, itertools.count) else 0
         self.total = None if isinstance(numbers, itertools.count) else len(numbers)
-        self._num_slots = num_slots
         self._seed, self._tasks, self._ready = seed, tasks, ready
-        self._next = np.arange(num_slots)  # [slot] next position of each
+        self._stride = 1 if shared else num_slots
+        # [slot] next position of each; if they are shared, there is one for all.
+        self._next = np.zeros(1, np.int64) if shared else np.arange(num_slots)
         self._dead: list[tuple[int, int]] = []  # heap of (position, slot): streams of slots that are gone
         self._returned: list[Ticket] = []
 
@@ -62,21 +67,23 @@ class TicketOffice:
 
         None: there is none, or its task cannot be chosen yet.
         """
-        own = int(self._next[slot])
+        stream = slot % self._stride
+        own = int(self._next[stream])
         if self._returned and self._returned[0].position < own:
             return self._returned.pop(0)
         if self._dead and self._dead[0][0] < own and self._open(self._dead[0][0]):
             position, dead = self._dead[0]
-            heapq.heapreplace(self._dead, (position + self._num_slots, dead))
+            heapq.heapreplace(self._dead, (position + self._stride, dead))
             return self._ticket(position)
         if self._open(own):
-            self._next[slot] += self._num_slots
+            self._next[stream] += self._stride
             return self._ticket(own)
         return self._returned.pop(0) if self._returned else None
 
     def close_slot(self, slot: int) -> None:
         """The slot is gone; the others take over its tickets."""
-        heapq.heappush(self._dead, (int(self._next[slot]), slot))
+        if self._stride > 1:
+            heapq.heappush(self._dead, (int(self._next[slot]), slot))
 
     def give_back(self, ticket: Ticket) -> None:
         """Put a ticket back for any slot to take."""

@@ -47,5 +47,20 @@ def read_wide(wide: np.ndarray[Any, Any], slot: int, number: int) -> Any:
     return _bytes(wide)[slot, :size].copy().view(dtype).reshape(shape)[()]
 
 
+def read_wide_rows(wide: np.ndarray[Any, Any], slots: Any, number: int) -> np.ndarray[Any, Any]:
+    """The actions of several slots that were given in the same dtype, as one array.
+
+    Example:
+        >>> wide = np.zeros((3, 1, 2), np.uint64)
+        >>> write_wide(wide, [0, 2], np.array([[1, 2], [3, 4]], np.int16))
+        >>> read_wide_rows(wide, [0, 2], type_number(np.dtype(np.int16), np.dtype(np.int64))).tolist()
+        [[1, 2], [3, 4]]
+    """
+    dtype, shape = TYPES[number - 1], wide.shape[2:]
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    rows = np.ascontiguousarray(_bytes(wide)[slots, :size])
+    return rows.reshape(-1).view(dtype).reshape(len(rows), *shape)
+
+
 def _bytes(wide: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return wide.reshape(-1).view(np.uint8).reshape(len(wide), -1)

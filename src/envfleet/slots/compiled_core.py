@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from envfleet.native.native_env import NativeEnv
 from envfleet.slots.action_types import TYPES
 from envfleet.slots.slab import Slab
 from envfleet.slots.slot_life import SlotLife, drive
@@ -164,7 +165,17 @@ def armed_parts(life: SlotLife) -> tuple[Any, ...] | None:
         env, wrapped = env.env, True
     if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
         return None
-    return env.step, env.reset, limit, wrapped or bool(life.reset_needs)
+    return env.step, env.reset, limit, wrapped or bool(life.reset_needs), None, _native_parts(life, env)
+
+
+def _native_parts(life: SlotLife, env: Any) -> Any:
+    """What C needs to step a native environment by itself; None where Python takes part in its steps or writes its rows."""
+    if not isinstance(env, NativeEnv) or type(env).step is not NativeEnv.step or type(env).reset is not NativeEnv.reset:
+        return None
+    slab = life.slab
+    if slab.layout.columns or slab.has_mail or _only_array(slab, "obs") is None or _only_array(slab, "action") is None:
+        return None
+    return None if {"step", "reset"} & vars(env).keys() else env.native_parts()
 
 
 def _has_checked(env: Any) -> bool:

@@ -19,11 +19,13 @@ import cloudpickle
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from envfleet.envs.registry import resolve_env
+from envfleet.envs.registry import ENGINES, resolve_env
 from envfleet.errors import BadArgument, NotPicklable
 from envfleet.slots.env_contract import is_many_agents
 
 Factory = Callable[[], Any]
+
+_BACKEND_OF = {"gymnax": "jax", "envpool": "envpool"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,23 @@ class CopyFactory:
         return self.name
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class EngineFactory:
+    """Names environments that a batch engine builds, all slots in one object: see `envfleet.backends.batch_engine`."""
+
+    backend: str
+    target: Any
+    kwargs: Mapping[str, Any]
+
+    def __call__(self) -> Any:
+        """Refuse: there is no single environment."""
+        raise BadArgument(f"{self!r} is run by a batch engine, which has no environment of its own for one slot: use make()")
+
+    def __repr__(self) -> str:
+        by_name = self.backend == "jax" and isinstance(self.target, str)
+        return f"{'gymnax' if by_name else self.backend}:{env_name(self.target)}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Everything a backend needs to build and run the slots."""
@@ -110,7 +129,7 @@ class Recipe:
                 unique.append(factory)
         blobs = [pickled(factory, "the environment factory") for factory in unique]
         authkey = bytes(multiprocessing.current_process().authkey)
-        return pickle.dumps(([index[id(f)] for f in self.factories], blobs, _pack_registry(), authkey))
+        return pickle.dumps(([index[id(f)] for f in self.factories], blobs, pack_registry(), authkey))
 
 
 def unpack_factories(data: bytes) -> list[Factory]:
@@ -118,12 +137,7 @@ def unpack_factories(data: bytes) -> list[Factory]:
     index, blobs, registry, authkey = pickle.loads(data)
     if authkey:
         multiprocessing.current_process().authkey = authkey  # else an env with a manager's queue or lock is refused by it
-    for blob in registry:
-        try:
-            spec = pickle.loads(blob)
-        except (ImportError, AttributeError):
-            continue  # an id this worker cannot resolve matters only if it is used, and then gymnasium says so
-        gym.envs.registration.registry.setdefault(spec.id, spec)
+    register_packed(registry)
     unique = [_load_factory(blob) for blob in blobs]
     return [unique[i] for i in index]
 
@@ -145,7 +159,8 @@ def resolve(env: Any, kwargs: Mapping[str, Any] | None = None) -> Factory:
     """A factory from what users pass; `kwargs` go to every environment that it builds.
 
     `env` is a short name ("tmaze"), a Gymnasium id or spec, "module:attribute", a class or another callable, or a
-    PettingZoo environment, of which every slot gets a copy.
+    PettingZoo environment, of which every slot gets a copy; or what a batch engine runs: "gymnax:…", "envpool:…", or an
+    object or class in the style of gymnax.
 
     Example:
         >>> resolve("tmaze", {"length": 4})().length, resolve("CartPole-v1")
@@ -153,6 +168,11 @@ def resolve(env: Any, kwargs: Mapping[str, Any] | None = None) -> Factory:
     """
     kwargs = dict(kwargs or {})
     found = resolve_env(env) if isinstance(env, str) else env
+    if isinstance(found, str) and found.partition(":")[0] in ENGINES:
+        package, _, name = found.partition(":")
+        return EngineFactory(_BACKEND_OF[package], name, kwargs)
+    if callable(getattr(found, "reset_env", None)) and callable(getattr(found, "step_env", None)):
+        return EngineFactory("jax", found, kwargs)
     if isinstance(found, (str, EnvSpec)):
         spec = gym.spec(found.rpartition(":")[2]) if isinstance(found, str) else found
         return SpecFactory(_portable(spec), kwargs)
@@ -220,7 +240,7 @@ def _portable(spec: EnvSpec) -> EnvSpec:
     return spec
 
 
-def _pack_registry() -> list[bytes]:
+def pack_registry() -> list[bytes]:
     """Every spec that a fresh `import gymnasium` would not bring, for envs that call gymnasium.make themselves."""
     blobs = []
     for spec in gym.envs.registration.registry.values():
@@ -232,6 +252,16 @@ def _pack_registry() -> list[bytes]:
         except Exception:
             continue  # not used by this fleet, or pickling its factory gives the clear error
     return blobs
+
+
+def register_packed(blobs: Sequence[bytes]) -> None:
+    """In another process: register the specs of `pack_registry` that are not known here."""
+    for blob in blobs:
+        try:
+            spec = pickle.loads(blob)
+        except (ImportError, AttributeError):
+            continue  # an id this worker cannot resolve matters only if it is used, and then gymnasium says so
+        gym.envs.registration.registry.setdefault(spec.id, spec)
 
 
 def pickled(value: Any, what: str) -> bytes:

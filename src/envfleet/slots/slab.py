@@ -127,6 +127,13 @@ class Slab:
             box[slot] = (turn, self.mail["obs"][i][slot])
         self.arrays["kept_turn"][slot] = turn
 
+    def keep_rows(self, where: Any, turns: Any) -> None:
+        """`keep` for many slots at once (an index of rows, or all of them by a slice), without objects beside rows."""
+        for array, kept in self.kept:
+            kept[where] = array[where]
+        if self.kept:
+            self.arrays["kept_turn"][where] = turns
+
     def delivered(self, slot: int, turn: int) -> tuple[Any, list[Any]]:
         """The row as it was last delivered, while the slot is out in this turn: its head and its observation's leaves."""
         is_kept = bool(self.kept) and int(self.arrays["kept_turn"][slot]) == turn

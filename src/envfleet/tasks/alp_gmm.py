@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.errors import BadArgument
-from envfleet.tasks.curriculum import Curriculum, TaskResult
+from envfleet.tasks.curriculum import Curriculum, TaskResult, stored_numbers
 from envfleet.tasks.task_space import TaskBox
 from envfleet.util.extras import from_extra
 
@@ -104,12 +104,19 @@ class ALPGMM(Curriculum):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them over."""
-        self.history = deque([list(row) for row in state["history"]], maxlen=self.history.maxlen)
-        self.progress = deque([list(row) for row in state["progress"]], maxlen=self.progress.maxlen)
-        stored = state["mixture"]
-        self.mixture = None if stored is None else {name: np.array(values) for name, values in stored.items()}
-        self.num_results = int(state["num_results"])
+        """Take them over; what cannot have been stored is refused."""
+        size = int(np.size(self.space.low)) + 1
+        rows = {name: list(state.get(name, ())) for name in ("history", "progress")}
+        rows = {name: stored_numbers(state, name, (len(r), size)).tolist() if r else [] for name, r in rows.items()}
+        stored = state.get("mixture")
+        if stored is not None:
+            count = max(len(stored.get("mean", ())), 1)  # an empty one is refused too
+            shapes = {"mean": (count, size), "cov": (count, size, size)}
+            stored = {name: stored_numbers(stored, name, shape) for name, shape in shapes.items()}
+        num_results = int(stored_numbers(state, "num_results", (), 0))
+        self.history = deque(rows["history"], maxlen=self.history.maxlen)
+        self.progress = deque(rows["progress"], maxlen=self.progress.maxlen)
+        self.mixture, self.num_results = stored, num_results
 
 
 def fit_mixture(points: Floats, max_components: int, seed: int) -> dict[str, Floats]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.errors import BadArgument
 from envfleet.tasks.task_space import TaskSpace, as_task_space
 
 
@@ -68,6 +69,30 @@ class Curriculum(abc.ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
+
+
+def stored_numbers(
+    state: Mapping[str, Any], name: str, shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf, gaps: bool = False
+) -> Any:
+    """An array of a stored curriculum; one that is missing, of another shape, outside its bounds or not finite is refused.
+
+    With `gaps` it may have NaN, where there is no value.
+    """
+    if name not in state:
+        raise BadArgument(f"the stored curriculum has no {name!r}: it is damaged, or of another curriculum")
+    try:
+        values = np.array(state[name])
+        numbers = np.asarray(values, float)
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"the stored curriculum is damaged: {name} has something that is no number ({error})") from None
+    if numbers.shape != shape:
+        raise BadArgument(
+            f"the stored curriculum is of {name} {list(numbers.shape)}, this one of {list(shape)}: it has other tasks or settings"
+        )
+    given = numbers[~np.isnan(numbers)] if gaps else numbers
+    if not (np.isfinite(given) & (given >= low) & (given <= high)).all():
+        raise BadArgument(f"the stored curriculum is damaged: {name} must have finite numbers from {low:g} to {high:g}")
+    return values
 
 
 def success_of(result: TaskResult) -> float:

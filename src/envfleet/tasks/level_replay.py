@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.errors import BadArgument
-from envfleet.tasks.curriculum import Curriculum, TaskResult
+from envfleet.tasks.curriculum import Curriculum, TaskResult, stored_numbers
 from envfleet.tasks.task_space import task_key, task_text
 
 Floats = NDArray[np.float64]
@@ -58,8 +58,8 @@ class PLR(Curriculum):
     def update(self, results: Sequence[TaskResult]) -> None:
         """Score the levels; the worst is left out when the buffer is full."""
         for result in results:
-            if result.value_error is None:
-                continue
+            if result.value_error is None or not np.isfinite(result.value_error):
+                continue  # nothing to rank it by
             self._clock += 1
             place = self._place(result.task)
             if place is None:
@@ -108,6 +108,15 @@ class PLR(Curriculum):
         return {"levels": list(self.levels), "scores": list(self.scores), "played": list(self.played), "clock": self._clock}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a buffer."""
-        self.levels, self.scores = list(state["levels"]), [float(score) for score in state["scores"]]
-        self.played, self._clock = [int(when) for when in state["played"]], int(state["clock"])
+        """Take over a buffer; one that cannot have been stored is refused."""
+        levels, clock = list(state.get("levels", ())), int(stored_numbers(state, "clock", (), 0))
+        scores = stored_numbers(state, "scores", (len(levels),), 0).tolist()
+        played = stored_numbers(state, "played", (len(levels),), 0, clock).tolist()
+        if len(levels) > self.capacity or np.isnan(scores).any():
+            raise BadArgument(
+                f"the stored curriculum is damaged: {len(levels)} levels of at most {self.capacity}, scores {scores}"
+            )
+        if strange := [level for level in levels if not self.space.contains(level)]:
+            raise BadArgument(f"the stored curriculum has a level that is no task of {self.space!r}: {task_text(strange[0])}")
+        self.levels, self.scores = levels, [float(score) for score in scores]
+        self.played, self._clock = [int(when) for when in played], clock

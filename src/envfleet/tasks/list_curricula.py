@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envfleet.errors import BadArgument
-from envfleet.tasks.curriculum import Curriculum, TaskResult, success_of
+from envfleet.tasks.curriculum import Curriculum, TaskResult, stored_numbers, success_of
 from envfleet.tasks.task_space import TaskList, task_text
 
 Floats = NDArray[np.float64]
@@ -63,8 +63,10 @@ class ListCurriculum(Curriculum):
         return [self.space.values[i] for i in chosen.tolist()]
 
     def update(self, results: Sequence[TaskResult]) -> None:
-        """Count, and hand each result to `take`."""
+        """Count, and hand each result to `take`. One without a finite return and success is left out: it would stay in the means."""
         for result in results:
+            if not np.isfinite([result.episode_return, success_of(result)]).all():
+                continue
             index = self.space.index(result.task)
             self.counts[index] += 1
             self.take(index, result)
@@ -84,12 +86,16 @@ class ListCurriculum(Curriculum):
         return {name: np.array(getattr(self, name)) for name in self.stored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them over; those of another list of tasks are refused."""
-        for name in self.stored:
-            values = np.array(state[name])
-            if values.shape[:1] != np.shape(getattr(self, name))[:1]:
-                raise BadArgument(f"the stored curriculum has {len(values)} tasks, this one has {self.size}")
+        """Take them over; those of another list of tasks are refused, and what cannot have been stored."""
+        loaded = {name: self._stored(state, name) for name in self.stored}
+        for name, values in loaded.items():
             setattr(self, name, values)
+
+    def _stored(self, state: Mapping[str, Any], name: str) -> Any:
+        low, high = {"counts": (0.0, np.inf), "recent": (-np.inf, np.inf)}.get(
+            name, (0.0, 1.0)
+        )  # the others are means of success
+        return stored_numbers(state, name, np.shape(getattr(self, name)), low, high, gaps=name == "recent")
 
 
 class Levels(ListCurriculum):
@@ -149,7 +155,8 @@ class LearningProgress(ListCurriculum):
 
     Two moving means of the success of each task, a fast and a slow one; the weight is how far they are apart. A change of a rare success counts more than
     one of a frequent success, else a mastered task that fails once would weigh as much as a new one that succeeds once: a mean p counts as
-    p (1 - theta) / (p + theta (1 - 2 p)); `theta=0.5` leaves it as it is. `explore` is shared by all.
+    p (1 - theta) / (p + theta (1 - 2 p)); `theta=0.5` leaves it as it is. `still` is added to every distance: where little
+    changes anywhere, all tasks are tried, and not the one whose mean is the last to settle. `explore` is shared by all.
 
     Example:
         >>> lp = LearningProgress(["a", "b"], explore=0.1)
@@ -160,14 +167,16 @@ class LearningProgress(ListCurriculum):
 
     stored = ("counts", "fast", "slow")
 
-    def __init__(self, tasks: Any, fast: float = 0.2, slow: float = 0.04, explore: float = 0.1, theta: float = 0.1) -> None:
+    def __init__(
+        self, tasks: Any, fast: float = 0.2, slow: float = 0.04, explore: float = 0.1, theta: float = 0.1, still: float = 0.01
+    ) -> None:
         super().__init__(tasks)
-        if not 0.0 < slow < fast <= 1.0 or not 0.0 < explore <= 1.0 or not 0.0 < theta <= 0.5:
+        if not 0.0 < slow < fast <= 1.0 or not 0.0 < explore <= 1.0 or not 0.0 < theta <= 0.5 or not still >= 0.0:
             raise BadArgument(
-                f"LearningProgress(fast={fast}, slow={slow}, explore={explore}, theta={theta}): "
-                "0 < slow < fast <= 1, 0 < explore <= 1, 0 < theta <= 0.5"
+                f"LearningProgress(fast={fast}, slow={slow}, explore={explore}, theta={theta}, still={still}): "
+                "0 < slow < fast <= 1, 0 < explore <= 1, 0 < theta <= 0.5, still >= 0"
             )
-        self._fast, self._slow, self.explore, self.theta = fast, slow, explore, theta
+        self._fast, self._slow, self.explore, self.theta, self.still = fast, slow, explore, theta, still
         self.fast, self.slow = np.zeros(self.size), np.zeros(self.size)
 
     def take(self, index: int, result: TaskResult) -> None:
@@ -181,7 +190,7 @@ class LearningProgress(ListCurriculum):
 
     def weights(self) -> Floats:
         """How far the means are apart, and a share for all."""
-        apart = np.abs(self._counted(self.fast) - self._counted(self.slow))
+        apart = np.abs(self._counted(self.fast) - self._counted(self.slow)) + self.still
         even = np.full(self.size, 1.0 / self.size)
         return even if apart.sum() < 1e-6 else self.explore * even + (1.0 - self.explore) * apart / apart.sum()
 

@@ -20,7 +20,11 @@ class SyllabusCurriculum(Curriculum):
     """Asks an object with the interface of `syllabus.core.Curriculum` which task comes next.
 
     Such an object draws from the global random numbers of NumPy and Python. They are seeded for each call and put back afterwards, so that what is
-    assigned depends on the seed and the results alone. A checkpoint holds the calls that were made; a resumed run repeats them on a new object.
+    assigned depends on the seed and the results alone.
+
+    Where the object has `state_dict` and `load_state_dict`, a checkpoint holds that state. Else it holds all calls that were made, and a resumed run
+    repeats them on a new object. That is exact, but it grows with the episodes, in memory and in every checkpoint, by about 100 bytes each: what
+    else such an object knows is hidden in its attributes, and nothing of a checkpoint is unpickled. For runs of millions of episodes, give the object these two methods.
 
     Args:
         curriculum: has `sample(k)`, `update_on_episode`, `update_task_progress`, and a `task_space` with `encode` and `decode`.
@@ -47,12 +51,14 @@ class SyllabusCurriculum(Curriculum):
         self._theirs = curriculum.task_space
         tasks = getattr(self._theirs, "tasks", None)
         super().__init__(TaskList(tasks) if tasks else TaskSampler(lambda rng: self._sample(int(rng.integers(2**32)))))
-        self._calls: list[list[Any]] = []  # [seed] of a sample, [ticket, task, return, length, success] of a result
+        self._stored = all(callable(getattr(curriculum, each, None)) for each in ("state_dict", "load_state_dict"))
+        # [seed] of a sample, [ticket, task, return, length, success] of a result; kept only where the object cannot be stored.
+        self._calls: list[list[Any]] = []
 
     def assign(self, slots: Sequence[int], rng: np.random.Generator) -> list[Any]:
         """Sample a task for each slot."""
         seeds = [int(rng.integers(2**32)) for _ in slots]
-        self._calls += [[seed] for seed in seeds]
+        self._note(*([seed] for seed in seeds))
         return [self._sample(seed) for seed in seeds]
 
     def _sample(self, seed: int) -> Any:
@@ -67,8 +73,12 @@ class SyllabusCurriculum(Curriculum):
         """Hand the results on: first the progress of the task, then the episode."""
         for result in results:
             call = [result.ticket, result.task, result.episode_return, result.length, success_of(result)]
-            self._calls.append(call)
+            self._note(call)
             self._update(*call)
+
+    def _note(self, *calls: list[Any]) -> None:
+        if not self._stored:
+            self._calls += calls
 
     def _update(self, ticket: int, task: Any, episode_return: float, length: int, success: float) -> None:
         encoded = self._theirs.encode(task)
@@ -77,13 +87,18 @@ class SyllabusCurriculum(Curriculum):
             self.curriculum.update_on_episode(episode_return, length, encoded, success, env_id=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The calls so far."""
-        return {"calls": [list(call) for call in self._calls]}
+        """The object's own state, or the calls so far."""
+        return {"state": self.curriculum.state_dict()} if self._stored else {"calls": [list(call) for call in self._calls]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Repeat them; the object must be new."""
+        """Take over the object's own state, or repeat the calls; the object must be new."""
+        if "state" in state:
+            if not self._stored:
+                raise BadArgument("the checkpoint has the state of a curriculum with load_state_dict, which this one has not")
+            self.curriculum.load_state_dict(state["state"])
+            return
         for call in state["calls"]:
-            self._calls.append(list(call))
+            self._note(list(call))
             if len(call) == 1:
                 self._sample(int(call[0]))
             else:

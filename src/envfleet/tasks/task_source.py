@@ -13,6 +13,7 @@ Every ticket has random numbers of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from envfleet.errors import BadArgument
@@ -27,19 +28,21 @@ class TaskSource:
     Args:
         tasks: a curriculum, or what `as_task_space` takes: all its tasks are then equally likely.
         seed: of the draws.
+        success_return: an episode with this return is a success, where a result does not say itself; None: above 0.
 
     Example:
         >>> source = TaskSource(["easy", "hard"], seed=0)
         >>> [source.task(ticket) for ticket in (0, 1, 2)] == [source.task(ticket) for ticket in (0, 1, 2)]
         True
-        >>> source.add(TaskResult(0, source.task(0), 1.0, 10))
+        >>> source.add(TaskResult(0, source.task(0), 1.0, 10)).success is None
+        True
         >>> source.advance()
         1
     """
 
-    def __init__(self, tasks: Any, seed: int = 0) -> None:
+    def __init__(self, tasks: Any, seed: int = 0, success_return: float | None = None) -> None:
         self.curriculum = tasks if isinstance(tasks, Curriculum) else DomainRandomisation(tasks)
-        self.seed = seed
+        self.seed, self.success_return = seed, success_return
         self._dealt: dict[int, Any] = {}  # tickets that may be asked for again: their tasks
         self._trains: dict[int, bool] = {}
         self._inbox: dict[int, TaskResult] = {}
@@ -103,11 +106,17 @@ class TaskSource:
         """Whether the ticket's episode is learned from, as the curriculum said when it was assigned."""
         return self._trains.get(ticket, True)
 
-    def add(self, result: TaskResult) -> None:
-        """Take a result; the curriculum sees it at the next `advance`. A ticket that is collected again has one result, its first."""
+    def add(self, result: TaskResult) -> TaskResult:
+        """Take a result; the curriculum sees it at the next `advance`. A ticket that is collected again has one result, its first.
+
+        Returns it, with its success where `success_return` says which returns are one.
+        """
+        if result.success is None and self.success_return is not None:
+            result = replace(result, success=float(result.episode_return >= self.success_return))
         if self.lag is None or (result.ticket >= self._low and result.ticket not in self._in):
             self._inbox[result.ticket] = result
         self._note(result.ticket)
+        return result
 
     def _note(self, ticket: int, result: bool = True) -> None:
         if self.lag is not None and ticket >= self._low:
@@ -140,6 +149,10 @@ class TaskSource:
         self._dealt.pop(ticket, None)
         self._trains.pop(ticket, None)
 
+    def out(self) -> list[int]:
+        """The tickets that have a task and may be asked for again."""
+        return sorted(self._dealt)
+
     def probabilities(self) -> dict[str, float]:
         """Of the curriculum."""
         return self.curriculum.probabilities()
@@ -158,11 +171,20 @@ class TaskSource:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        self.curriculum.load_state_dict(state["curriculum"])
-        self._dealt = {int(ticket): task for ticket, task, _ in state["dealt"]}
-        self._trains = {int(ticket): bool(trains) for ticket, _, trains in state["dealt"]}
-        self._inbox = {int(row[0]): TaskResult(int(row[0]), *row[1:]) for row in state["inbox"]}
-        self.num_results = int(state["num_results"])
-        self.lag, self._next, self._low = state["lag"], int(state["next"]), int(state["low"])
-        self._in = {int(ticket) for ticket in state["in"]}
+        """Take over what `state_dict` gave; what it cannot have given is refused, and nothing of it is taken."""
+        try:
+            dealt = {int(ticket): (task, bool(trains)) for ticket, task, trains in state["dealt"]}
+            inbox = {int(row[0]): TaskResult(int(row[0]), *row[1:]) for row in state["inbox"]}
+            lag = None if state["lag"] is None else int(state["lag"])
+            num_results, following, low = int(state["num_results"]), int(state["next"]), int(state["low"])
+            known = {int(ticket) for ticket in state["in"]}
+            curriculum = state["curriculum"]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BadArgument(
+                f"the stored tasks are damaged ({type(error).__name__}: {error}): resume from another checkpoint"
+            ) from None
+        self.curriculum.load_state_dict(curriculum)
+        self._dealt = {ticket: task for ticket, (task, _) in dealt.items()}
+        self._trains = {ticket: trains for ticket, (_, trains) in dealt.items()}
+        self._inbox, self.num_results = inbox, num_results
+        self.lag, self._next, self._low, self._in = lag, following, low, known

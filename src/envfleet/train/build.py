@@ -10,7 +10,7 @@ import torch
 from envfleet.adapters.meta_envs import family
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
-from envfleet.envs.registry import resolve_env
+from envfleet.envs.registry import native_version, resolve_env
 from envfleet.errors import BadArgument, DeviceMissing
 from envfleet.multiagent.groups import groups_of
 from envfleet.multiagent.policy_map import Assignment, assign_policies
@@ -23,10 +23,15 @@ from envfleet.train.normalise import ObservationNormaliser
 from envfleet.util.seeding import stream
 
 
-def env_list(env: Any) -> list[Any]:
-    """The environments of a config: one, or several that the slots take in turn."""
+def env_names(env: Any) -> list[Any]:
+    """The environments of a config as they were given: one, or several that the slots take in turn."""
     given = [name.strip() for name in env.split(",")] if isinstance(env, str) else env
-    return [resolve_env(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def env_list(env: Any) -> list[Any]:
+    """The same, with short names looked up."""
+    return [resolve_env(one) for one in env_names(env)]
 
 
 def factory_of(env: Any, config: PPOConfig, more: Mapping[str, Any] | None = None) -> Any:
@@ -35,6 +40,13 @@ def factory_of(env: Any, config: PPOConfig, more: Mapping[str, Any] | None = Non
     if config.env_type == "meta":
         return family(env, config.episodes_per_task, config.oracle, kwargs)
     return resolve(env, kwargs)
+
+
+def training_factories(config: PPOConfig) -> list[Any]:
+    """What builds the environments that are trained on. `backend="native"` trains on the native versions of names."""
+    if config.backend != "native" or config.env_type == "meta":
+        return [factory_of(env, config) for env in env_list(config.env)]
+    return [resolve(*native_version(env, config.env_kwargs)) for env in env_names(config.env)]
 
 
 def one_env(env: Any, config: PPOConfig, render: bool = False, with_state: bool = False) -> Fleet:

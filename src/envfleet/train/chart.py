@@ -15,8 +15,10 @@ _MOST_POINTS = 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 32, 44
 
 
-def line_chart(series: Mapping[str, Points], title: str, x_name: str, y_name: str, width: int = 450, height: int = 260) -> str:
-    """Draw series of (x, y) points, x from 0; empty when none has two points. Values that are not finite are left out.
+def line_chart(
+    series: Mapping[str, Points], title: str, x_name: str, y_name: str, width: int = 450, height: int = 260, x_low: float = 0.0
+) -> str:
+    """Draw series of (x, y) points, x from `x_low`; empty when none has two points. Values that are not finite are left out.
 
     Example:
         >>> line_chart({"a": [(0, 1.0), (10, 2.0)]}, "Return", "steps", "return")[:4]
@@ -29,12 +31,14 @@ def line_chart(series: Mapping[str, Points], title: str, x_name: str, y_name: st
     if not kept:
         return ""
     xs, ys = [x for points in kept.values() for x, _ in points], [y for points in kept.values() for _, y in points]
-    x_ticks, y_ticks = ticks(0.0, max(xs)), ticks(min(ys), max(ys))
+    x_ticks, y_ticks = ticks(x_low, max(xs)), ticks(min(ys), max(ys))
+    if all(float(x).is_integer() for x in xs):  # there is no inner episode 1.5
+        x_ticks = [x for x in x_ticks if float(x).is_integer()]
     legend = 18 * len(kept) if len(series) > 1 else 0
-    x_high, y_low, y_high = max(*xs, 1e-9), y_ticks[0], y_ticks[-1]
+    x_high, y_low, y_high = max(*xs, x_low + 1e-9), y_ticks[0], y_ticks[-1]
 
     def px(x: float) -> float:
-        return _LEFT + x / x_high * (width - _LEFT - _RIGHT)
+        return _LEFT + (x - x_low) / (x_high - x_low) * (width - _LEFT - _RIGHT)
 
     def py(y: float) -> float:
         return height - _BOTTOM - (y - y_low) / (y_high - y_low) * (height - _TOP - _BOTTOM)
@@ -43,7 +47,7 @@ def line_chart(series: Mapping[str, Points], title: str, x_name: str, y_name: st
     for y in y_ticks:
         parts.append(f'<line x1="{_LEFT}" x2="{width - _RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}" stroke="#e2e2e2"/>')
         parts.append(_label(_LEFT - 6, py(y) + 4, number(y), "end"))
-    for x in (x for x in x_ticks if x <= x_high):
+    for x in (x for x in x_ticks if x_low <= x <= x_high):
         parts.append(
             f'<line x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{height - _BOTTOM}" y2="{height - _BOTTOM + 4}" stroke="#888"/>'
         )

@@ -67,11 +67,12 @@ class PPOConfig:
     env: Any = _env("CartPole-v1", 'Gymnasium id, short name (tmaze, catch, …), "module:attribute", or in Python a callable')
     env_kwargs: dict[str, Any] = _env({}, "keyword arguments for the environment, as name=value pairs")
     num_envs: int = _env(1, "environments stepped together; 1 is sequential")
-    backend: BackendName = _where("auto", "where environments run: auto, serial, thread, aio, pipe or shm")
+    backend: BackendName = _where("auto", "where environments run: auto, serial, thread, aio, pipe, shm, native or ray")
     num_workers: int | None = _where(None, "worker processes or threads; default: chosen from the CPUs")
     start_method: StartMethod | None = _where(
         None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto"
     )
+    ray_address: str | None = _where(None, "for backend ray: the cluster, auto or HOST:PORT, where ray.init was not called")
     on_fault: Literal["raise", "restart"] = _where(
         "restart",
         "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is quarantined), or raise and stop",
@@ -148,7 +149,7 @@ class PPOConfig:
     self_play_past: float = _train(0.5, "self-play: probability that an episode is played against a past policy")
     # -- machine ---------------------------------------------------------------------------------------------------
     device: str = _run("cpu", "cpu, cuda, mps or auto; small networks are fastest on cpu")
-    num_threads: int = _run(1, "threads for the arithmetic; more than 1 helps only large networks")
+    num_threads: int = _run(1, "threads for the arithmetic; more than 1 helps with large networks or large minibatches only")
     on_nan: Literal["stop", "skip"] = _run("stop", "NaN in an observation, reward or loss: stop (with a checkpoint) or skip it")
     # -- run folder ------------------------------------------------------------------------------------------------
     out: str | None = _run(None, "folder of the run: checkpoints, logs, report; default: nothing is written")
@@ -171,7 +172,10 @@ class PPOConfig:
         def __init__(self, **settings: Any) -> None:
             given = {field_name(name): value for name, value in settings.items()}
             values = {spec.name: default_of(spec) for spec in dataclasses.fields(self)}
-            values |= preset_for(given.get("env", values["env"]), given.get("preset", values["preset"]))
+            preset = preset_for(given.get("env", values["env"]), given.get("preset", values["preset"]))
+            if given.get("start_method") is not None:
+                preset.pop("backend", None)  # a start method asks for processes
+            values |= preset
             for name, value in {**values, **given}.items():
                 object.__setattr__(self, name, value)
             self._check()

@@ -54,8 +54,12 @@ class Evaluation:
 
     @property
     def mean_inner_returns(self) -> list[float]:
-        """Mean return of the first inner episode, of the second …: how an agent adapts to a task."""
-        return [float(value) for value in np.mean(self.inner_returns, axis=0)] if self.inner_returns else []
+        """Mean return of the first inner episode, of the second …: how an agent adapts to a task.
+
+        Over those that were played: where an outer episode was cut off, the returns of the rest are NaN.
+        """
+        columns = ([value for value in column if not np.isnan(value)] for column in zip(*self.inner_returns))
+        return [float(np.mean(column)) if column else float("nan") for column in columns]
 
     @classmethod
     def of(cls, returns: list[float], lengths: list[int], **more: Any) -> Evaluation:

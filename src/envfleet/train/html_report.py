@@ -33,9 +33,15 @@ _CURVES = {
     "approx_kl": ("Change of the policy per update", "KL divergence (nats)"),
     "elo": ("Rating against past policies", "Elo"),
 }
+#: Of families, the column in which several runs are compared.
+_COMPARED = {
+    "task_return/50 %": ("Return of the median task", "mean of the last episodes"),
+    "probability/likeliest": ("How likely the curriculum's likeliest task is", "probability"),
+}
 #: Columns that belong together -> title of their chart and name of its axis.
 _FAMILIES = {
     "inner_return/": ("Return of inner episodes", "mean return"),
+    "task_return/": ("Return over tasks", "quantiles of the tasks' returns"),
     "probability/": ("What the curriculum assigns", "probability"),
 }
 _STEPS, _SECONDS = "environment steps", "training time (s)"
@@ -58,6 +64,8 @@ def write_report(folder: str | Path, about: dict[str, Any] | None = None, path: 
     parts.append(f'<h2>Curves</h2><div class="plots">{"".join(curves)}</div>')
     parts.append("<h2>Where the time went</h2>" + _table(about.get("throughput", {})))
     parts.append("<h2>Faults</h2>" + _faults(about.get("faults", [])))
+    if about.get("tasks"):
+        parts.append("<h2>Tasks</h2>" + _tasks(about["tasks"]))
     if about.get("episodes"):
         parts.append("<h2>Episodes</h2>" + _table(about["episodes"]))
     versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
@@ -76,8 +84,10 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
     parts = [_columns(facts)]
     charts = [_curve(runs, name, *_CURVES[name], by) for name in ("return", "eval/mean_return") for by in ("step", "wall_s")]
     charts.insert(0, _adaptation(runs))
-    charts += [_curve(runs, name, *words) for name, words in _CURVES.items() if name not in ("return", "eval/mean_return")]
+    rest = _COMPARED | {name: words for name, words in _CURVES.items() if name not in ("return", "eval/mean_return")}
+    charts += [_curve(runs, name, *words) for name, words in rest.items()]
     parts.append(f'<h2>Curves over steps and over time</h2><div class="plots">{"".join(charts)}</div>')
+    parts.append(_compared_tasks({name: _stored(folder, "report.json").get("tasks") or {} for name, folder in names.items()}))
     keys = dict.fromkeys(key for config in configs.values() for key in config if key != "out")
     differ = [key for key in keys if len({json.dumps(config.get(key)) for config in configs.values()}) > 1]
     found = _columns({name: {key: config.get(key, "–") for key in differ} for name, config in configs.items()})
@@ -149,15 +159,17 @@ def _family(rows: list[dict[str, Any]], prefix: str, title: str, y_name: str) ->
 
 
 def _adaptation(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """How the return rises from inner episode to inner episode, as last seen: of evaluation where there is one, else of training."""
-    series = {}
-    for run, rows in runs.items():
-        for prefix in ("eval/inner_return/", "inner_return/"):
-            last = next((row for row in reversed(rows) if f"{prefix}2" in row), None)
-            if last is not None:
-                series[run] = [(float(name.rpartition("/")[2]), float(last[name])) for name in last if name.startswith(prefix)]
-                break
-    return line_chart(series, "Adaptation to a task", "inner episode", "mean return")
+    """How the return rises from inner episode to inner episode, as last seen. Runs are compared by evaluation only if all of them have it."""
+    last: dict[str, dict[str, Any]] = {}
+    for prefix, where in (("eval/inner_return/", "evaluation"), ("inner_return/", "training")):
+        last = {run: next((row for row in reversed(rows) if f"{prefix}2" in row), {}) for run, rows in runs.items()}
+        if where == "training" or all(last.values()):
+            break
+    series = {
+        run: [(float(name.rpartition("/")[2]), float(row[name])) for name in row if name.startswith(prefix)]
+        for run, row in last.items()
+    }
+    return line_chart(series, f"Adaptation to a task, in {where}", "inner episode", "mean return", x_low=1.0)
 
 
 def _faults(faults: list[str]) -> str:
@@ -166,6 +178,27 @@ def _faults(faults: list[str]) -> str:
     shown = "".join(f"<li>{_text(fault)}</li>" for fault in faults[:50])
     more = f"<p>… {len(faults)} in all.</p>" if len(faults) > 50 else ""
     return f"<ul>{shown}</ul>{more}"
+
+
+def _tasks(means: dict[str, float], few: int = 10) -> str:
+    """The mean return of each task, the best first; of many tasks, those at both ends."""
+    shown = {name: number(value, 4) for name, value in means.items()}
+    words = "<p>Mean return of the last episodes of each task"
+    if len(shown) <= 3 * few:
+        return f"{words}, the best first.</p>{_table(shown)}"
+    best, worst = (dict(list(shown.items())[part]) for part in (slice(few), slice(-few, None)))
+    left = f"<p>… {len(shown) - 2 * few} tasks in between …</p>"
+    return f"{words}, the best and the worst of {len(shown)}.</p>{_table(best)}{left}{_table(worst)}"
+
+
+def _compared_tasks(tasks: dict[str, dict[str, float]], most: int = 30) -> str:
+    """The mean return of each task, a column per run; empty without tasks. Of many tasks, those that the first run has best."""
+    names = list(dict.fromkeys(name for means in tasks.values() for name in means))
+    if not names:
+        return ""
+    shown = {run: {name: number(means.get(name), 4) for name in names[:most]} for run, means in tasks.items()}
+    left = f"<p>… {len(names) - most} more.</p>" if len(names) > most else ""
+    return f"<h2>Tasks</h2><p>Mean return of the last episodes of each task.</p>{_columns(shown)}{left}"
 
 
 def _table(values: dict[str, Any]) -> str:

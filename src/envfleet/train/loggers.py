@@ -171,6 +171,10 @@ class WandbLogger(Logger):
         except wandb.errors.Error as error:
             remedy = "log in (`wandb login`), or use --wandb-mode offline"
             raise BadArgument(f"--wandb: Weights & Biases cannot be used here ({first_line(error)}): {remedy}") from error
+        except ValueError as error:  # of its settings, which it reads from the variables WANDB_… too: an empty one is wrong
+            words = ", ".join(line.strip() for line in str(error).splitlines()[:3])
+            remedy = "unset or mend the variable WANDB_… of that name; the mode is online, offline or disabled"
+            raise BadArgument(f"--wandb: Weights & Biases refuses a setting ({words}): {remedy}") from error
         self.run_id: str = self._run.id
 
     def log(self, row: Row, step: int) -> None:

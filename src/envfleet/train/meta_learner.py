@@ -7,6 +7,7 @@ twelve that finish. The update is the trainer's: the rollouts of an iteration ar
 from __future__ import annotations
 
 import enum
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,20 @@ import numpy as np
 from envfleet.adapters.fleet_view import SingleAgentView
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, LedgerWarning, RolloutError
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.segments.segment import RaggedSegment
 from envfleet.rollout.sequence_replay import SequenceReplay
 from envfleet.train.build import choose_device, env_list, factory_of
+from envfleet.train.checkpoint import plain, read, write
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
-from envfleet.train.settings import settings_from_mapping, settings_from_yaml
+from envfleet.train.settings import settings_from_mapping, yaml_sections
 from envfleet.train.task_training import Tasks, tasks_of
 from envfleet.train.team_learner import TeamLearner
+
+_COUNTS = ("num_env_steps", "num_lost_rollouts", "num_iterations", "_learned_steps", "_ticket")  # what a file of a learner has
 
 
 class AGENT_ARCHS(enum.StrEnum):
@@ -47,7 +51,8 @@ class Learner:
 
     Args:
         config: a `PPOConfig`, a mapping with the sections `env` and `train`, or the path of a YAML file of these.
-        num_init_rollouts_pool: rollouts with random actions that fill `policy_storage` before training.
+        num_init_rollouts_pool: rollouts with random actions that fill `policy_storage` before training (default: what the section
+            `train` says, else 0).
         storage_steps: how many steps `policy_storage` keeps.
 
     Example:
@@ -62,17 +67,23 @@ class Learner:
     """
 
     def __init__(
-        self, config: PPOConfig | Mapping[str, Any] | str | Path, num_init_rollouts_pool: int = 0, storage_steps: int = 1_000_000
+        self,
+        config: PPOConfig | Mapping[str, Any] | str | Path,
+        num_init_rollouts_pool: int | None = None,
+        storage_steps: int = 1_000_000,
     ) -> None:
-        if isinstance(config, (str, Path)):
-            config = PPOConfig(**settings_from_yaml(config))
-        elif isinstance(config, Mapping):
-            config = PPOConfig(**settings_from_mapping(config))
+        stored_pool = 0
+        if not isinstance(config, PPOConfig):
+            config, stored_pool = _read_config(config)
         if config.env_type != "meta":
             raise BadArgument("a Learner needs env_type='meta': a family of tasks")
-        self.num_init_rollouts_pool = num_init_rollouts_pool
+        pool = stored_pool if num_init_rollouts_pool is None else num_init_rollouts_pool
+        if isinstance(pool, bool) or not isinstance(pool, int) or pool < 0:
+            raise BadArgument(f"num_init_rollouts_pool={pool!r}: give a whole number from 0 up")
+        self.num_init_rollouts_pool = pool
         self.policy_storage = SequenceReplay(storage_steps)
         self.num_env_steps = 0
+        self.num_lost_rollouts = 0  # failed for good: all attempts of their tickets
         self.num_iterations = 0
         self._learned_steps = 0
         self._ticket = 0
@@ -108,7 +119,8 @@ class Learner:
         """Collect so many rollouts into `policy_storage`; returns their environment steps.
 
         `parallel_env` is what `make_parallel_env` or `ParallelEnvManager` gives; each of its workers proceeds at its own pace. Without it one environment in
-        this process plays them one after the other. The tickets are the same in both: tasks and seeds.
+        this process plays them one after the other. The tickets are the same in both: tasks and seeds. A rollout whose environment fails in every
+        attempt is left out and counted in `num_lost_rollouts`; the first time there is a warning.
         """
         if num_rollouts < 1:
             raise BadArgument(f"num_rollouts={num_rollouts}: give 1 or more")
@@ -119,19 +131,37 @@ class Learner:
             None if random_actions else self._policy(fleet),
             seed=self.config.seed,
             tasks=self.tasks.source,
+            # Random actions follow from seed, episode and step alone, so that each worker may go on at its own pace. A policy asks one
+            # stream of random numbers for whole batches: which slots are in one must not depend on time.
+            mode="async" if random_actions else "sync",
             random_actions=random_actions,
             timing=False,
             first_ticket=self._ticket,
         )
         end, before, rollouts = self._ticket + num_rollouts, self.num_env_steps, Rollouts()
-        for rollout in collector.episodes(num_rollouts):  # counted one by one: what a fault or an interrupt leaves is kept
-            self._ticket = rollout.episode + 1
-            self.num_env_steps += len(rollout)
-            self.policy_storage.add_rollout(rollout)
-            rollouts.append(rollout)
+        self._latest = Rollouts()  # what is left after an interrupt is not learned from a second time
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LedgerWarning)  # it would come in every iteration: `_note_lost` says it once
+            for rollout in collector.episodes(num_rollouts):  # counted one by one: what a fault or an interrupt leaves is kept
+                self._ticket = rollout.episode + 1
+                self.num_env_steps += len(rollout)
+                self.policy_storage.add_rollout(rollout)
+                rollouts.append(rollout)
         self._ticket = end
-        self._latest = Rollouts() if random_actions else rollouts
+        self._note_lost(num_rollouts - len(rollouts), collector)
+        if not random_actions:
+            self._latest = rollouts
         return self.num_env_steps - before
+
+    def _note_lost(self, lost: int, collector: Collector) -> None:
+        if lost and not self.num_lost_rollouts:
+            warnings.warn(
+                f"{lost} rollouts failed in every attempt and are left out, which may bias what is learned: {collector.ledger}. "
+                "More of them are only counted, in num_lost_rollouts",
+                LedgerWarning,
+                stacklevel=3,
+            )
+        self.num_lost_rollouts += lost
 
     def _single(self) -> Fleet:
         if self._own is None:
@@ -153,19 +183,26 @@ class Learner:
         return self._agent
 
     def update(self) -> dict[str, float]:
-        """Improve the agent on the rollouts that were collected last; returns the losses."""
+        """Improve the agent on the rollouts that were collected last, at most `num_rollouts_per_iter`; returns the losses."""
         if not self._latest:
             raise BadArgument("there are no rollouts of the agent to learn from: collect_rollouts_parallel(…) first")
-        if len(self._latest) != self.num_rollouts_per_iter:
+        if len(self._latest) > self.num_rollouts_per_iter:
             raise BadArgument(
-                f"{len(self._latest)} rollouts were collected; this agent learns from num_rollouts_per_iter={self.num_rollouts_per_iter}"
+                f"{len(self._latest)} rollouts were collected; this agent learns from at most num_rollouts_per_iter="
+                f"{self.num_rollouts_per_iter}"
             )
         done = self._learned_steps / self.config.total_steps  # random rollouts do not move the schedules
         self._learned_steps += sum(len(rollout) for rollout in self._latest)
-        return self.agent().learn(segment_of(self._latest), self.config.coefficients(min(done, 1.0) * self.config.num_updates))
+        return self.agent().learn(
+            segment_of(self._latest, self.num_rollouts_per_iter),
+            self.config.coefficients(min(done, 1.0) * self.config.num_updates),
+        )
 
     def train(self, parallel_env: SingleAgentView | None = None) -> list[dict[str, float]]:
-        """Collect and update until `total_steps`; returns a row of numbers per iteration. Called again, it goes on."""
+        """Collect and update until `total_steps`; returns a row of numbers per iteration. Called again, it goes on.
+
+        An iteration learns from the rollouts that it got; where all of them failed, training stops with `RolloutError`.
+        """
         if self.num_init_rollouts_pool and not self.num_iterations:
             self.collect_rollouts_parallel(self.num_init_rollouts_pool, random_actions=True, parallel_env=parallel_env)
         rows = []
@@ -173,9 +210,15 @@ class Learner:
         while self.num_env_steps - began < self.config.total_steps:
             self.collect_rollouts_parallel(self.num_rollouts_per_iter, parallel_env=parallel_env)
             returns = [rollout.episode_return for rollout in self._latest]
+            if not returns:
+                raise RolloutError(
+                    f"all {self.num_rollouts_per_iter} rollouts of iteration {self.num_iterations} failed in every attempt, so there is "
+                    "nothing to learn from: see the warnings and the environment's own errors (fleet.faults)"
+                )
             losses = self.update()
             self.num_iterations += 1
-            rows.append({"step": self.num_env_steps, "return": float(np.mean(returns)), **losses})
+            row = {"step": self.num_env_steps, "return": float(np.mean(returns)), "num_lost_rollouts": self.num_lost_rollouts}
+            rows.append({**row, **losses})
         return rows
 
     def evaluate(self, num_episodes: int = 100, deterministic: bool = True) -> Evaluation:
@@ -183,6 +226,31 @@ class Learner:
         if self._evaluator is None:
             self._evaluator = Evaluator([self._env], self.config, tasks=self.eval_tasks)
         return self._evaluator.run(self.agent().policies, num_episodes, deterministic)
+
+    def save(self, path: str | Path) -> Path:
+        """Write agent, curriculum and counts to a file; `load` goes on from it with the same tasks. `policy_storage` is not in it."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        state = {
+            "config": self.config.to_dict(),
+            "team": self.agent().state(),
+            "tasks": self.tasks.source.state_dict(),
+            "counts": counts,
+        }
+        write(Path(path), state)
+        return Path(path)
+
+    def load(self, path: str | Path) -> None:
+        """Take over what `save` wrote, in a learner of the same config."""
+        state = read(path)
+        given, stored = self.config.to_dict(), state["config"]
+        if differ := [name for name, value in given.items() if name in stored and plain(stored[name]) != plain(value)]:
+            names = ", ".join(f"{name}={stored[name]!r}" for name in differ)
+            raise BadArgument(f"{path} is of a learner with {names}: give this one the same settings")
+        self.agent().load(state["team"])
+        self.tasks.source.load_state_dict(state["tasks"])
+        for name in _COUNTS:
+            setattr(self, name, int(state["counts"][name]))
+        self._latest = Rollouts()
 
     def close(self) -> None:
         """Close the environments that this object made."""
@@ -194,16 +262,29 @@ class Learner:
             evaluator.close()
 
 
+def _read_config(config: Mapping[str, Any] | str | Path) -> tuple[PPOConfig, Any]:
+    """The settings of a file or a mapping, and its `num_init_rollouts_pool`, which is not a setting of the trainer's."""
+    where = f"{config}: " if isinstance(config, (str, Path)) else ""
+    sections = yaml_sections(config) if isinstance(config, (str, Path)) else config
+    if isinstance(sections.get("train"), Mapping):
+        sections = {**sections, "train": dict(sections["train"])}
+        pool = sections["train"].pop("num_init_rollouts_pool", 0)
+    else:
+        pool = 0
+    return PPOConfig(**settings_from_mapping(sections, where)), pool
+
+
 def _given(config: PPOConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in config.to_dict()}
 
 
-def segment_of(rollouts: Sequence[Rollout]) -> RaggedSegment:
-    """Whole episodes side by side, as a segment: column b is rollout b."""
-    lengths = np.array([len(rollout) for rollout in rollouts])
-    steps, count = int(lengths.max()), len(rollouts)
-    first = np.stack([np.asarray(rollout.observations)[0] for rollout in rollouts])
-    action = np.stack([np.asarray(rollout.actions)[0] for rollout in rollouts])
+def segment_of(rollouts: Sequence[Rollout], num_columns: int) -> RaggedSegment:
+    """Whole episodes side by side, as a segment: column b is rollout b. Columns without a rollout are empty."""
+    count = num_columns
+    lengths = np.array([len(rollout) for rollout in rollouts] + [0] * (count - len(rollouts)))
+    steps = int(lengths.max())
+    first = np.stack([np.asarray(rollouts[0].observations)[0]] * count)
+    action = np.stack([np.asarray(rollouts[0].actions)[0]] * count)
     segment = RaggedSegment.empty(steps, count, obs=first, action=action)
     ends, final = [], []
     for b, rollout in enumerate(rollouts):
@@ -221,5 +302,5 @@ def segment_of(rollouts: Sequence[Rollout]) -> RaggedSegment:
     segment.end_index = np.array(ends)
     segment.final_obs = np.stack(final)
     segment.end_return = np.array([rollout.episode_return for rollout in rollouts])
-    segment.end_length = lengths
+    segment.end_length = lengths[: len(rollouts)]
     return segment

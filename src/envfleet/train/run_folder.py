@@ -194,6 +194,7 @@ class RunFolder:
                 "Learning": f"{counters.learn_s:.1f} s, {steps / max(counters.learn_s, 1e-9):,.0f} steps/s",
             },
             "faults": [str(fault) for fault in trainer.fleet.faults] + [f"video: {why}" for why in self.videos.problems],
+            "tasks": trainer.board.means(),
             "episodes": {"Ledger": str(trainer.collector.ledger)},
             "command": command_for(self.config),
             "versions": versions,

@@ -114,6 +114,11 @@ _READ: dict[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float,
 
 def settings_from_yaml(path: str | Path) -> dict[str, Any]:
     """Read the sections `env:` and `train:` of a YAML file into settings; a wrong key is named with the valid ones."""
+    return settings_from_mapping(yaml_sections(path), f"{path}: ")
+
+
+def yaml_sections(path: str | Path) -> dict[str, Any]:
+    """The content of a YAML file of settings, not yet checked."""
     with from_extra("train"):
         import yaml
     path = Path(path)
@@ -125,7 +130,7 @@ def settings_from_yaml(path: str | Path) -> dict[str, Any]:
         raise BadArgument(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise BadArgument(f"{path}: sections env and train are needed, with settings below them")
-    return settings_from_mapping(content, f"{path}: ")
+    return content
 
 
 def settings_from_mapping(content: Mapping[str, Any], where: str = "") -> dict[str, Any]:

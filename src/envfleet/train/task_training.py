@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envfleet.adapters.meta_envs import split_tasks
-from envfleet.core.fleet import Fleet
 from envfleet.errors import BadArgument
 from envfleet.rollout.segments.segment import Segment
+from envfleet.rollout.segments.segment_results import tickets_of
 from envfleet.tasks.alp_gmm import ALPGMM
 from envfleet.tasks.curriculum import Curriculum, TaskResult
 from envfleet.tasks.level_replay import PLR
@@ -22,6 +21,8 @@ from envfleet.tasks.task_source import TaskSource
 from envfleet.tasks.task_space import TaskList, task_text
 from envfleet.train.build import factory_of
 from envfleet.train.config import PPOConfig
+from envfleet.train.evaluate import INNER_RETURNS
+from envfleet.train.task_board import TaskBoard
 
 #: Names of the setting `curriculum`.
 CURRICULA: dict[str, Callable[[Any], Curriculum]] = {
@@ -55,7 +56,7 @@ def tasks_of(config: PPOConfig, env: Any) -> Tasks:
     curriculum = CURRICULA[config.curriculum](
         TaskList(train, vector=space.vector if space.vector_size else None) if train else space
     )
-    return Tasks(TaskSource(curriculum, seed=config.seed), held_out)
+    return Tasks(TaskSource(curriculum, config.seed, config.success_return), held_out)
 
 
 def steps_for_rollouts(config: PPOConfig, env: Any) -> int:
@@ -79,76 +80,43 @@ def _attribute(env: Any, name: str) -> Any:
         return None
 
 
-class TaskResults:
-    """Turns segments into results of tickets, in the order of tickets, and into numbers for logs."""
+def few_tasks(source: TaskSource) -> bool:
+    """Whether every task can have a column of its own."""
+    size = source.curriculum.space.size
+    return size is not None and size <= MOST_NAMES
 
-    def __init__(self, source: TaskSource, fleet: Fleet, success_return: float | None = None) -> None:
-        self.source, self.fleet, self.success_return = source, fleet, success_return
-        self._error = np.zeros((2, fleet.num_envs))  # [sum and count, slot] of |advantage| in the running episode
 
-    def learned(self, segment: Segment) -> NDArray[np.bool_] | None:
-        """[T, B] rows that are learned from; None: all. Robust PLR only looks at levels that it has not seen."""
-        tickets = segment.episode * segment.num_slots + segment.slots
-        trains = {int(ticket): self.source.trains_on(int(ticket)) for ticket in np.unique(tickets)}
-        return None if all(trains.values()) else np.vectorize(trains.__getitem__, otypes=[bool])(tickets)
+def task_numbers(source: TaskSource, board: TaskBoard, segment: Segment, results: list[TaskResult]) -> dict[str, float]:
+    """The tasks of a segment as numbers for logs: returns by task and by inner episode, and what the curriculum prefers.
 
-    def take(self, segment: Segment, advantage: NDArray[np.float64] | None) -> dict[str, float]:
-        """Give the results of a segment to the curriculum; returns the numbers of its tasks."""
-        by_task, inner = defaultdict(list), []
-        returns_column = segment.columns.get("inner_returns")
-        begin = np.zeros(segment.num_slots, np.int64)
-        for (t, b), total, length in zip(segment.end_index.tolist(), segment.end_return.tolist(), segment.end_length.tolist()):
-            ticket = int(segment.episode[t, b]) * segment.num_slots + b
-            error = self._value_error(advantage, begin[b], t + 1, b, ends=True)
-            begin[b] = t + 1
-            # A fault cut it short, so that its return means nothing; or the environment failed with the task and ran another.
-            if not segment.scored[t, b] or segment.task[t, b] < 0:
-                self.source.drop([ticket])
-                continue
-            task = self.source.task(ticket)
-            success = None if self.success_return is None else float(total >= self.success_return)
-            self.source.add(TaskResult(ticket, task, total, length, success, error))
-            by_task[task_text(task)].append(total)
-            if returns_column is not None:  # they come with the first observation of the next episode
-                after = returns_column[t + 1, b] if t + 1 < segment.num_steps else segment.bootstrap_columns["inner_returns"][b]
-                inner.append(after)
-        for b in range(segment.num_slots):
-            self._value_error(advantage, begin[b], segment.num_steps, b, ends=False)
-        self.source.advance()
-        return self._numbers(by_task, inner)
+    Where there are too many tasks for that, the quantiles of all their returns on the board, and the range of the probabilities.
+    """
+    row: dict[str, float] = {}
+    by_task = defaultdict(list)
+    for result in results:
+        by_task[task_text(result.task)].append(result.episode_return)
+    if few_tasks(source):
+        row |= {f"return/{name}": float(np.mean(totals)) for name, totals in sorted(by_task.items())}
+    else:
+        row |= {f"task_return/{name}": value for name, value in board.quantiles().items()}
+    row |= _inner_numbers(segment, {result.ticket for result in results})
+    chances = source.probabilities()
+    if chances and not isinstance(source.curriculum, DomainRandomisation):
+        if len(chances) > MOST_NAMES:
+            values = list(chances.values())
+            chances = {"least likely": min(values), "median": float(np.median(values)), "likeliest": max(values)}
+        row |= {f"probability/{name}": value for name, value in chances.items()}
+    return row
 
-    def _value_error(self, advantage: Any, first: int, last: int, slot: int, ends: bool) -> float | None:
-        """Mean |advantage| of the running episode, with what earlier segments had of it; cleared where it ends."""
-        if advantage is None:
-            return None
-        self._error[:, slot] += np.abs(advantage[first:last, slot]).sum(), last - first
-        total, count = self._error[:, slot]
-        if ends:
-            self._error[:, slot] = 0.0
-        return float(total / max(count, 1))
 
-    def _numbers(self, by_task: dict[str, list[float]], inner: list[Any]) -> dict[str, float]:
-        row: dict[str, float] = {}
-        space = self.source.curriculum.space
-        if space.size is not None and space.size <= MOST_NAMES:
-            row |= {f"return/{name}": float(np.mean(totals)) for name, totals in sorted(by_task.items())}
-        if inner:
-            means = np.mean(inner, axis=0)
-            row |= {f"inner_return/{i + 1}": float(value) for i, value in enumerate(means)}
-        chances = self.source.probabilities()
-        if len(chances) <= MOST_NAMES and not isinstance(self.source.curriculum, DomainRandomisation):
-            row |= {f"probability/{name}": value for name, value in chances.items()}
-        return row
-
-    def forget(self, slots: NDArray[np.int64]) -> None:
-        """The running episodes of these slots are not continued."""
-        self._error[:, slots] = 0.0
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
-        return {"source": self.source.state_dict(), "error": self._error.copy()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint stored."""
-        self.source.load_state_dict(state["source"])
-        self._error = np.array(state["error"])
+def _inner_numbers(segment: Segment, tickets: set[int]) -> dict[str, float]:
+    """Mean return of inner episodes, over the outer episodes of these tickets."""
+    if INNER_RETURNS not in segment.columns or not tickets:
+        return {}
+    # They come with the first observation of the next episode.
+    after = np.concatenate([segment.columns[INNER_RETURNS][1:], segment.bootstrap_columns[INNER_RETURNS][None]])
+    t, b = segment.end_index[np.isin(tickets_of(segment)[tuple(segment.end_index.T)], list(tickets))].T
+    found = after[t, b]
+    played = ~np.isnan(found)  # an environment that was made anew, or an outer episode that was cut off, does not know them
+    means = np.where(played, found, 0.0).sum(axis=0) / np.maximum(played.sum(axis=0), 1)
+    return {f"inner_return/{i + 1}": float(means[i]) for i in np.flatnonzero(played.any(axis=0)).tolist()}

@@ -146,6 +146,11 @@ class TeamLearner:
         """A copy of all parameters, as one vector."""
         return torch.cat([one.learner.flat.detach() for one in self.trained.values()])
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether every policy is learned by compiled code, which has threads of its own."""
+        return all(one.learner.fused is not None for one in self.trained.values())
+
     def learn(self, segment: Segment, now: Coefficients) -> dict[str, float]:
         """Improve every policy on the transitions of its agents; losses are means over the policies."""
         found: dict[str, dict[str, float]] = {}

@@ -14,6 +14,7 @@ from envfleet.util.text import number
 
 _END = "\x1b[K\n\x1b[J"  # erases the rest of the line, and what was drawn below
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_TWO_COLUMNS = 70  # below this width the numbers are in one column, so that none is cut
 _MAX_WIDTH = 79  # fits the usual 80 columns; a wider terminal that is made narrower then leaves nothing behind
 _MAX_FAULTS, _WINDOW_S = 3, 5.0  # so many faults are shown in so many seconds
 
@@ -155,20 +156,25 @@ def box(s: dict[str, Any], returns: Sequence[float], width: int) -> list[tuple[s
         ("entropy, KL", f"{number(s.get('entropy'))}, {number(s.get('approx_kl'))}"),
     ]
     inner, half = width - 4, (width - 5) // 2
-    rows = [_cell(*one, 8, half) + " " + _cell(*two, 14, inner - half - 1) for one, two in zip(cells[::2], cells[1::2])]
+    pairs = zip(cells[::2], cells[1::2])
+    rows = [_cell(*one, 8, half) + " " + _cell(*two, 14, inner - half - 1) for one, two in pairs]
+    if width < _TWO_COLUMNS:
+        rows = [_cell(*cell, 14, inner) for cell in cells[::2] + cells[1::2]]
     done = min(s.get("done", s["step"] / max(s["total_steps"], 1)), 1.0)
     full = int(done * (inner - 6))
     bar = f"{'━' * full}{'─' * (inner - 6 - full)} {done:>5.0%}"
     curve = f"trend    {spark(returns, inner - 9)}"
     more = [
         f"{label:<8} {_numbers(s, prefix)}"
-        for label, prefix in (("inner", "inner_return/"), ("tasks", "return/"))
+        for label, prefix in (("inner", "inner_return/"), ("tasks", "return/"), ("tasks", "task_return/"))
         if _has(s, prefix)
     ]
+    # Of many tasks: the quantiles above, and a few with their names.
+    more += [f"{label:<8} {_named(s[name])}" for label, name in (("best", "best_tasks"), ("worst", "worst_tasks")) if name in s]
     title = f"╭─ PPO · {s.get('env', '')} "[: width - 1]
     return [
         ("\x1b[34m", title + "─" * (width - 1 - len(title)) + "╮"),
-        *(("", f"│ {line:<{inner}.{inner}} │") for line in (bar, *rows, *more, curve)),
+        *(("", f"│ {_cut(line, inner)} │") for line in (bar, *rows, *more, curve)),
         ("\x1b[34m", "╰" + "─" * (width - 2) + "╯"),
     ]
 
@@ -203,9 +209,11 @@ def _has(s: dict[str, Any], prefix: str) -> bool:
 def _numbers(s: dict[str, Any], prefix: str) -> str:
     """The values of all columns with a prefix: of inner episodes in their order, of tasks with their names."""
     found = {name.removeprefix(prefix): value for name, value in s.items() if name.startswith(prefix)}
-    return "  ".join(
-        number(value, 3) if prefix == "inner_return/" else f"{name} {number(value, 3)}" for name, value in found.items()
-    )
+    return "  ".join(number(value, 3) for value in found.values()) if prefix == "inner_return/" else _named(found)
+
+
+def _named(values: dict[str, float]) -> str:
+    return "  ".join(f"{name}: {number(value, 3)}" for name, value in values.items())
 
 
 def _of(done: int, total: int | None) -> str:
@@ -218,7 +226,12 @@ def _faults(s: dict[str, Any]) -> str:
 
 
 def _cell(name: str, value: str, label: int, width: int) -> str:
-    return f"{name:<{label}} {value}"[:width].ljust(width)
+    return _cut(f"{name:<{label}} {value}", width)
+
+
+def _cut(text: str, width: int) -> str:
+    """Exactly so many characters. What is cut ends with a mark: the rest of a number must not look like a number."""
+    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
 
 
 def _clock(seconds: float) -> str:

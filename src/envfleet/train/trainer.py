@@ -21,12 +21,13 @@ from envfleet.rollout.collector import Collector
 from envfleet.rollout.segments.segment import Segment
 from envfleet.slots.factories import env_name
 from envfleet.tasks.task_source import TaskSource
-from envfleet.train.build import choose_device, env_list, factory_of
+from envfleet.train.build import choose_device, env_list, training_factories
 from envfleet.train.config import PPOConfig
 from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.objective import Coefficients
 from envfleet.train.run_folder import RunFolder
-from envfleet.train.task_training import TaskResults, steps_for_rollouts, tasks_of
+from envfleet.train.task_board import TaskBoard
+from envfleet.train.task_training import few_tasks, steps_for_rollouts, task_numbers, tasks_of
 from envfleet.train.team_learner import TeamLearner, check_policies
 from envfleet.train.terminal import View
 from envfleet.util.text import Hint, first_line
@@ -141,10 +142,10 @@ class PPOTrainer:
         self._closed = False
         self._evaluator: Evaluator | None = None
         stored = self.folder.open() if self.folder else None
-        # One thread: small networks lose far more to the threads' handshakes than they gain (see docs/training.md).
+        # One thread while the networks are built, whose first weights would depend on the number in the last bit. `_build` allows more.
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(config.num_threads)
-        self._limits = threadpool_limits(config.num_threads)
+        torch.set_num_threads(1)
+        self._limits = threadpool_limits(1)
         try:
             check_policies(config, self.envs[0])
             self._build()
@@ -158,12 +159,13 @@ class PPOTrainer:
 
     def _build(self) -> None:
         config = self.config
-        factories = [factory_of(env, config) for env in self.envs]
+        factories = training_factories(config)
         self.fleet = make(
             [factories[slot % len(factories)] for slot in range(config.num_envs)],  # the slots take the environments in turn
             backend="shm" if config.start_method is not None and config.backend == "auto" else config.backend,
             num_workers=config.num_workers,
             start_method=config.start_method,
+            ray_address=config.ray_address,
             on_fault=config.on_fault,
             init_timeout_s=config.init_timeout_s,
             reset_timeout_s=config.reset_timeout_s,
@@ -172,12 +174,20 @@ class PPOTrainer:
             with_state=config.centralised_critic,
         )
         self.learner = TeamLearner(config, self.fleet, self.device)
+        if not self.learner.is_fused:
+            # Compiled code has threads of its own. Those of PyTorch and BLAS would spin between calls (24 instead of 6 us of CPU per
+            # sample of 256 CartPoles, with 2 of them), and PyTorch's logarithms change in the last bit with their number.
+            torch.set_num_threads(config.num_threads)
+            threadpool_limits(config.num_threads)
         self.policy = self.learner.policy
-        source = self.tasks if isinstance(self.tasks, TaskSource) else None
-        self._task_results = TaskResults(source, self.fleet, config.success_return) if source is not None else None
-        deal = getattr(self.tasks, "task", self.tasks)  # a task source, a callable number → task, or a list
+        source = self.tasks
+        if isinstance(source, TaskSource) and source.success_return is None:  # one that the caller made
+            source.success_return = config.success_return
+        # A task source, an object with `task`, a callable number → task, or a list.
+        deal = source if isinstance(source, TaskSource) else getattr(source, "task", source)
         self.collector = Collector(self.fleet, self.policy, seed=config.seed, tasks=deal, timing=False, resumable=True)
         self._began: dict[str, Any] | None = None  # which episodes ran when the update in progress began
+        self.board = TaskBoard()  # how well each task goes
         self._seen_tasks: dict[str, float] = {}  # the newest numbers of every task and inner episode
         self._told: tuple[int, int] | None = None  # faults and quarantined slots that the view was told of; None: nothing yet
 
@@ -206,10 +216,8 @@ class PPOTrainer:
         self._began = self.collector.segment_state(running=False)
         begin, coefficients = time.perf_counter(), self._coefficients()
         try:
-            segment = self.collector.segment(self.config.num_steps)
+            segment = self.collector.segment(self.config.num_steps, results=False)
             middle = time.perf_counter()
-            if self._task_results is not None:
-                segment.learned = self._task_results.learned(segment)
             losses = self.learner.learn(segment, coefficients)
         except Exception as error:
             raise self._explained(error) from error
@@ -280,8 +288,11 @@ class PPOTrainer:
             "sps_learn": segment.num_scored / max(result.learn_s, 1e-9),
             "num_faults": counters.num_faults,
         }
-        if self._task_results is not None:
-            row |= self._task_results.take(segment, self.learner.advantage)
+        source = self.collector.source
+        if source is not None:
+            results = self.collector.give_results(segment, self.learner.advantage)
+            self.board.add(results)
+            row |= task_numbers(source, self.board, segment, results)
         else:
             row |= self.learner.metrics(segment) if self.fleet.agents else self._returns_by_env(segment)
         if config.eval_every and result.update % config.eval_every == 0:
@@ -303,10 +314,13 @@ class PPOTrainer:
             "collect_share": result.collect_s / max(result.collect_s + result.learn_s, 1e-9),
             "sps": counters.num_steps / max(counters.wall_s, 1e-9),
         }
-        shown = {**row, **about}
-        if self._task_results is not None:  # those of earlier updates too: the box keeps its height
-            self._seen_tasks |= {name: value for name, value in row.items() if name.startswith(("return/", "inner_return/"))}
+        shown: dict[str, Any] = {**row, **about}
+        if source is not None:  # those of earlier updates too: the box keeps its height
+            kept = ("return/", "inner_return/", "task_return/")
+            self._seen_tasks |= {name: value for name, value in row.items() if name.startswith(kept)}
             shown |= self._seen_tasks
+            if not few_tasks(source):
+                shown |= {"best_tasks": self.board.best(4), "worst_tasks": self.board.worst(4)}
         self.view.show(shown)
 
     def _tell_faults(self) -> None:
@@ -396,21 +410,19 @@ class PPOTrainer:
         }
 
     def _task_state(self) -> Any:
-        if self._task_results is not None:
-            return self._task_results.state()
+        if self.collector.results is not None:
+            return self.collector.results.state()
         return self.tasks.state_dict() if hasattr(self.tasks, "state_dict") else None
 
     def _load(self, state: dict[str, Any]) -> None:
         self.counters.load(state["counters"])
-        if state["tasks"] is not None and self._task_results is not None:
-            self._task_results.load(state["tasks"])
+        if state["tasks"] is not None and self.collector.results is not None:
+            self.collector.results.load(state["tasks"])
         elif state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
             self.tasks.load_state_dict(state["tasks"])
         self.learner.load(state["team"])
         ended = self.collector.restore_segments(state["running"], self.config.restore)
         self.learner.forget(ended)
-        if self._task_results is not None:
-            self._task_results.forget(ended)
 
     def _explained(self, error: Exception) -> Exception:
         """A NaN becomes an error that says where; a fault stays what it is. With both, what was learned before is saved."""

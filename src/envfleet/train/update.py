@@ -10,6 +10,7 @@ Several policies (many agents) are several learners: each is given the segment w
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from envfleet.networks.network_policy import PREVIOUS, NotFinite
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
 from envfleet.train.advantage import following_values, gae
 from envfleet.train.config import PPOConfig
+from envfleet.train.fused_step import FusedStep
 from envfleet.train.normalise import ObservationNormaliser, RewardNormaliser
 from envfleet.train.objective import Coefficients, FlatAdam, Tensors, ppo_gradients, standardise
 from envfleet.util.trees import tree_map
@@ -49,6 +51,7 @@ class PolicyLearner:
         self.rewards = RewardNormaliser(num_slots, config.gamma) if config.normalize_reward else None
         self.flat = flatten_parameters(net)
         self.optimiser = FlatAdam(self.flat, config.adam_eps)
+        self.fused = FusedStep.of(net, self.flat, config.num_threads)
         self.state = net.initial_state(num_slots)  # [core, slot, width] before the next segment
         self.advantage: NDArray[np.float64] | None = None  # [T, B] of the last segment
         self.num_skipped = 0  # minibatches left out because their loss was not finite
@@ -149,6 +152,8 @@ class PolicyLearner:
         return data, target[scored]
 
     def _run(self, tensors: Tensors, fresh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if self.fused is not None:
+            return *self.fused.run(tensors["vector"]), _no_states(fresh)
         rows = fresh.numel()
         if self.net.num_cores or rows <= ROWS_AT_ONCE or not self.net.features.image_shapes:
             out = self.net(tensors, self.state, fresh)
@@ -201,9 +206,14 @@ class PolicyLearner:
     def _epochs(self, data: Tensors, now: Coefficients) -> dict[str, float]:
         config, target_kl = self.config, self.config.target_kl
         shuffled = _Shuffled(data, config, bool(self.net.num_cores))
+        if self.fused is not None:
+            self.fused.take(data)
         for epoch in range(config.num_epochs):
             measure = target_kl is not None or epoch == config.num_epochs - 1
-            each = [self._step(batch, now, measure) for batch in shuffled.minibatches(self.rng)]
+            if self.fused is not None:
+                each = [self._fused_step(index, now, measure) for index in shuffled.pieces(self.rng)]
+            else:
+                each = [self._step(batch, now, measure) for batch in shuffled.minibatches(self.rng)]
             if target_kl is not None and max(losses.get("approx_kl", 0.0) for losses in each) > 1.5 * target_kl:
                 break
         names = dict.fromkeys(name for losses in each for name in losses)
@@ -223,7 +233,17 @@ class PolicyLearner:
         assert self.flat.grad is not None
         self.flat.grad.zero_()
         torch.autograd.backward(parts[: len(gradients)], gradients)  # without a bonus, the entropy has none
-        norm = float(self.flat.grad.norm())
+        return self._apply(float(self.flat.grad.norm()), report, now, measure)
+
+    def _fused_step(self, index: NDArray[np.int64], now: Coefficients, measure: bool) -> dict[str, float]:
+        assert self.fused is not None
+        norm, losses = self.fused(index, now, self.config.normalize_advantage)
+        return self._apply(norm, lambda: losses, now, measure)
+
+    def _apply(self, norm: float, report: Callable[[], dict[str, float]], now: Coefficients, measure: bool) -> dict[str, float]:
+        """Clip the gradient to the largest norm and make a step with it, or leave it out where it is not finite."""
+        config = self.config
+        assert self.flat.grad is not None
         if not np.isfinite(norm):
             if config.on_nan == "stop":
                 raise NotFinite(f"the loss is not finite: {report()}, gradient norm {norm}")
@@ -267,25 +287,30 @@ class _Shuffled:
 
     def minibatches(self, rng: np.random.Generator) -> Any:
         """Yield dictionaries of tensors."""
-        order = rng.permutation(self.indices)
-        if not len(order):
-            return  # no row counts: all are faults, or NaN that is skipped
-        num = max(min(self.num, len(order)), 1)
-        bounds = [len(order) * i // num for i in range(num + 1)]
+        pieces = self.pieces(rng)
+        if not pieces:
+            return
         if not self.remembers:
-            index = torch.from_numpy(order)
             # One gather an epoch, then slices: a quarter of the calls of a gather per minibatch.
+            index = torch.from_numpy(np.concatenate(pieces))
             mixed = {name: value[index] for name, value in self.flat.items()}
+            bounds = np.cumsum([0, *map(len, pieces)]).tolist()
             for first, last in itertools.pairwise(bounds):
                 batch = {name: value[first:last] for name, value in mixed.items()}
                 yield {**batch, "state": self.no_state, "fresh": self.no_state}
             return
-        for first, last in itertools.pairwise(bounds):
-            index = torch.from_numpy(order[first:last])
+        for piece in pieces:
+            index = torch.from_numpy(piece)
             batch = {name: value[:, index] for name, value in self.flat.items()}
             if self.partial:
                 batch["weight"] = batch["scored"].float()
             yield batch
+
+    def pieces(self, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+        """The rows (or sequences) of every minibatch, in a new order; none where no row counts: faults, or NaN that is skipped."""
+        order = rng.permutation(self.indices)
+        num = min(self.num, len(order))
+        return [order[len(order) * i // num : len(order) * (i + 1) // num] for i in range(num)]
 
 
 def _whole(steps: int, rows: int, num_minibatches: int) -> int:

@@ -24,6 +24,10 @@ EXTRAS = {
     "datasets": ("pyarrow",),
     "minari": ("minari", "h5py"),
     "wandb": ("wandb",),
+    "jax": ("jax",),
+    "envpool": ("envpool",),
+    "ray": ("ray",),
+    "rllib": ("ray",),
 }
 
 #: Where a module's name is not its package's.

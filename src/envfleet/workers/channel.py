@@ -208,10 +208,7 @@ class ParentChannel:
         while self._outbox:
             number, message, files = self._outbox[0]
             try:
-                if files:
-                    socket.send_fds(self.sock, [message], [file.fileno() for file in files])
-                else:
-                    self.sock.send(message)
+                self._send_one(number, message, files)
             except BlockingIOError:
                 self.pump()
                 now = time.monotonic()
@@ -228,6 +225,13 @@ class ParentChannel:
             self._sent = number
             self._outbox.popleft()
             _close_channels(files)
+
+    def _send_one(self, number: int, message: bytes, files: Sequence[HasFileno]) -> None:
+        """Send one message; a BlockingIOError when the other end does not take it now."""
+        if files:
+            socket.send_fds(self.sock, [message], [file.fileno() for file in files])
+        else:
+            self.sock.send(message)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ class Keeper:
     Starting a worker does not wait for it: frames for it may be sent at once, its pid comes later.
     """
 
+    why_gone = "the process that starts workers ended (killed from outside, or out of memory)"
+
     def __init__(self, method: str) -> None:
         self.method = check_start_method(method)
         self.channel, theirs = pair()
@@ -137,7 +139,7 @@ class Keeper:
                     self.kill(value)
             elif what == FromKeeper.REFUSED:
                 self.refused[key] = value
-            else:
+            elif what == FromKeeper.EXIT:
                 self.exits[key] = value
             self.channel.drop()
 

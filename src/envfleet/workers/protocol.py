@@ -22,6 +22,7 @@ MESSAGE = b"M"  # a pickled (name, *arguments), names as in ToWorker
 DONE = b"D"  # slots that are done, their turns, for `pipe` their rows, and a pickled side part where there is one
 SIDE = b"I"  # the side part of one slot alone, for `shm`: a pickled (slot, turn, part), sent before the slot is done
 REPLY = b"R"  # a pickled (name, *arguments), names as in FromWorker
+PULSE = b"P"  # what a worker without shared memory is doing: see `pack_pulse`
 
 
 class ToWorker:
@@ -33,6 +34,7 @@ class ToWorker:
     MAIL = "mail"  # leaf -> slot -> object: actions that are no arrays
     CALL = "call"  # slot, number of the call, phase, name, args, kwargs: call the env's interface
     FORGET = "forget"  # slot: its env was moved to the parent
+    ADD = "add"  # slots, their rows: slots that come from another worker; their envs follow by CALL
     RUN = "run"  # function: call it with a way to ask the parent, reply RAN; for process executors
     ANSWER = "answer"  # the answer to ASKED
     CLOSE = "close"  # close the envs, reply BYE, end
@@ -62,6 +64,7 @@ class FromKeeper:
     STARTED = "started"  # number of the start, pid
     REFUSED = "refused"  # number of the start, why
     EXIT = "exit"  # pid, exit code
+    LATE = "late"  # number of the start: it has no place yet; only of workers that something else places
 
 
 #: Kinds of arrays that a worker writes and the parent reads, where rows travel by value.
@@ -69,6 +72,7 @@ UP = ("head", "obs", "final_obs", "column")
 
 _COUNT = struct.Struct("=cI")  # the kind, number of slots
 _DONE_HEAD = struct.Struct("=cII")  # the kind, number of slots, bytes of rows
+_PULSE_HEAD = struct.Struct("=cqqqq")  # the kind, the three words of `Pulse`, nanoseconds in this call
 
 Array = np.ndarray[Any, Any]
 
@@ -112,3 +116,19 @@ def unpack_done(frame: bytes | memoryview) -> tuple[Array, Array, int, int]:
     slots = np.frombuffer(frame, np.int32, count, at).astype(np.int64)
     turns = np.frombuffer(frame, np.uint32, count, at + 4 * count)
     return slots, turns, at + 8 * count, at + 8 * count + row_bytes
+
+
+def pack_pulse(words: tuple[int, int, int], elapsed_ns: int, stack: str) -> bytes:
+    """A PULSE frame: (slot, number of the phase, when it began on the worker's clock), how long ago that is, its Python stacks."""
+    return _PULSE_HEAD.pack(PULSE, *words, elapsed_ns) + stack.encode(errors="replace")
+
+
+def unpack_pulse(frame: bytes | memoryview) -> tuple[tuple[int, int, int], int, str]:
+    """What `pack_pulse` was given.
+
+    Example:
+        >>> unpack_pulse(pack_pulse((3, 1, 5_000), 700, "in step"))
+        ((3, 1, 5000), 700, 'in step')
+    """
+    _, slot, phase, since, elapsed_ns = _PULSE_HEAD.unpack_from(frame)
+    return (slot, phase, since), elapsed_ns, bytes(frame[_PULSE_HEAD.size :]).decode(errors="replace")

@@ -18,6 +18,8 @@ from collections import deque
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from envfleet.slots import compiled_core
 from envfleet.slots.slot_life import SlotLife
 from envfleet.workers.channel import Channel, Closed
@@ -47,7 +49,7 @@ class LockedChannel(Channel):
 class SharingWorker(Worker):
     """The slots of this process, each with its own thread."""
 
-    def __init__(self, channel: Channel, pulse_fd: int, start: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, words: np.ndarray[Any, Any], start: dict[str, Any]) -> None:
         slots = start["slots"]
         self._jobs: dict[int, SimpleQueue[Any]] = {slot: SimpleQueue() for slot in slots}
         self._threads: list[threading.Thread] = []
@@ -59,7 +61,7 @@ class SharingWorker(Worker):
         self._running = -1  # the quick one that runs now
         self._passed = 0  # how often the next slot was woken
         self._done: list[int] = []  # quick ones that are done and not reported yet
-        super().__init__(LockedChannel(channel), pulse_fd, start)
+        super().__init__(LockedChannel(channel), words, start)
 
     def _build(self, start: dict[str, Any]) -> None:
         self._pulses = {slot: Pulse(self.words[slot]) for slot in start["slots"]}

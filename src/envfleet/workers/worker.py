@@ -48,10 +48,11 @@ def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> 
         start = pickle.loads(channel.recv())
         if channel.hung_up:
             return  # given up before it began: another worker has its slots by now
+        words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
         kind = Worker
         if start["threads"]:
             from envfleet.workers.threaded_worker import SharingWorker as kind
-        kind(channel, pulse_fd, start).serve()
+        kind(channel, words, start).serve()
 
 
 def settle(keeper_pid: int, *fds: int) -> None:
@@ -64,16 +65,16 @@ def settle(keeper_pid: int, *fds: int) -> None:
 
 
 class Worker:
-    """The slots of this process, and the loop over the parent's messages."""
+    """The slots of this process, and the loop over the parent's messages. `words`: where it writes what it is doing, see `Pulse`."""
 
-    def __init__(self, channel: Channel, pulse_fd: int, start: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, words: np.ndarray[Any, Any], start: dict[str, Any]) -> None:
         self.channel = channel
         sys.path[:] = start["path"]
         if start["cwd"]:
             with contextlib.suppress(OSError):  # the folder no longer exists: an env that needs it will raise
                 os.chdir(start["cwd"])
         self.by_value: bool = start["by_value"]
-        self.words = np.frombuffer(mmap.mmap(pulse_fd, start["pulse_bytes"]), np.int64).reshape(-1, 8)
+        self.words = words
         self.index: int = start["worker"]
         self.pulse = Pulse(self.words[start["slots"][0] if start["threads"] else self.index])
         self.tasks: dict[int, bytes] = start["tasks"]
@@ -107,13 +108,29 @@ class Worker:
                 self._reply(FromWorker.BUILT, slot, failure)
             raise SystemExit(1) from None
         self.pulse.enter(-1, "idle")  # the parent had it in "init" since it started us; the lives say the rest
+        self._factories, self._on_end = factories, start["on_end"]
         for slot in start["slots"]:
-            life = self.lives[slot] = SlotLife(slot, factories[slot], start["on_end"], self.tasks, AGENTS)
+            life = self._new_life(slot)
             life.options = start["options"].get(slot)
-            life.keep = dump_value  # what cannot be pickled fails in the life, with its phase and step
             if not start["build"]:
                 continue  # restarted worker: each env is built when its slot is sent
             self._build_one(life)
+
+    def _new_life(self, slot: int) -> SlotLife:
+        life = self.lives[slot] = SlotLife(slot, self._factories[slot], self._on_end, self.tasks, AGENTS)
+        life.keep = dump_value  # what cannot be pickled fails in the life, with its phase and step
+        return life
+
+    def _add(self, slots: list[int], rows: bytes) -> None:
+        """Slots that come from another worker: make lives for them, as after a start without building."""
+        slab = self.slab
+        assert slab is not None
+        slab.unpack(np.array(slots), slab.names(*UP), rows)
+        for slot in slots:
+            self._new_life(slot).attach(slab)
+        compiled = compiled_core.load()
+        if compiled is not None:
+            self._make_runner(compiled, None)
 
     def _build_one(self, life: SlotLife) -> None:
         drive_here(life, life.build(), self.pulse.enter)
@@ -238,6 +255,8 @@ class Worker:
                     self.slab.mail["action"][i][slot] = value
         elif what == ToWorker.CALL:
             self._call(*args)
+        elif what == ToWorker.ADD:
+            self._add(*args)
         elif what == ToWorker.FORGET:
             self.lives[args[0]].move_out()
         elif what == ToWorker.RUN:

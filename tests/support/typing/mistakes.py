@@ -17,7 +17,7 @@ ef.make("CartPole-v1", num_envs="4")  # wrong
 ef.make(4)  # wrong
 ef.make(gym.make("CartPole-v1"))  # wrong: an environment, not a callable that builds one
 ef.make([gym.make("CartPole-v1")])  # wrong
-ef.make("CartPole-v1", backend="ray")  # wrong
+ef.make("CartPole-v1", backend="dask")  # wrong
 ef.make("CartPole-v1", backend="scripted")  # wrong
 ef.make("CartPole-v1", backend=3)  # wrong
 ef.make("CartPole-v1", num_workers="auto")  # wrong
@@ -65,14 +65,14 @@ ef.make_vec("CartPole-v1", n_envs=4)  # wrong
 ef.make_vec("CartPole-v1", num_envs=4.0)  # wrong
 ef.make_vec("CartPole-v1", 4, autoreset_mode="next_step")  # wrong
 ef.make_vec("CartPole-v1", 4, autoreset_mode=True)  # wrong
-ef.make_vec("CartPole-v1", 4, backend="ray")  # wrong
+ef.make_vec("CartPole-v1", 4, backend="dask")  # wrong
 ef.make_vec("CartPole-v1", 4, on_fault="retry")  # wrong
 ef.make_vec("CartPole-v1", 4, copy="yes")  # wrong
 ef.make_vec("CartPole-v1", 4, on_end="reset")  # wrong: autoreset_mode decides it
 obs, reward, done, info = envs.step([0, 0, 0, 0])  # wrong: five values
 envs.single_observation_spaces  # wrong
 ef.ParallelEnv("CartPole-v1")  # wrong: a list of callables is needed
-ef.ParallelEnv([lambda: gym.make("CartPole-v1")], backend="ray")  # wrong
+ef.ParallelEnv([lambda: gym.make("CartPole-v1")], backend="dask")  # wrong
 ef.ParallelEnv([lambda: gym.make("CartPole-v1")], nworkers=2)  # wrong
 ef.VectorizedEnvs("CartPole-v1", n_envs="3")  # wrong
 ef.AsyncPettingZooVecEnv([lambda: None], dead_actions="drop")  # wrong
@@ -138,7 +138,7 @@ ef.OpenEnvGymnasiumWrapper(3)  # wrong
 config = PPOConfig(env="CartPole-v1")
 PPOConfig(lerning_rate=1e-3)  # wrong
 PPOConfig(learning_rate="fast")  # wrong
-PPOConfig(backend="ray")  # wrong
+PPOConfig(backend="dask")  # wrong
 PPOConfig(lr_schedule="cosine")  # wrong
 PPOConfig(num_envs=8.5)  # wrong
 PPOConfig("CartPole-v1")  # wrong

@@ -62,6 +62,7 @@ class EpisodeRun:
 
     def __iter__(self) -> Iterator[Rollout]:
         engine = self.engine
+        engine.drain()  # of a call that was interrupted twice: also in the drain below
         try:
             self._fill()
             for group in engine.halves(self._free()):

@@ -12,7 +12,7 @@ from envfleet.errors import BadArgument, FaultError
 from envfleet.rollout.segments.agent_segment import ACTIVE, AGENT_STEP, FINAL_STATE, STATE, AgentSegment
 from envfleet.rollout.segments.segment import Bools, Floats, Ints, Segment
 from envfleet.slots.layout import QUARANTINED, READY
-from envfleet.util.seeding import episode_seed
+from envfleet.util.seeding import episode_seed, episode_seeds
 from envfleet.util.trees import (
     Tree,
     as_columns,
@@ -35,7 +35,8 @@ class SegmentRun:
     """Slots that run without a stop: every segment continues where the last one ended.
 
     Every slot makes exactly T steps a segment in every mode, so the data of a slot do not depend on how fast the others
-    are. Episode e of slot b has the seed of (run, "segment", b, e) and the task number e * B + b.
+    are. Episode e of slot b has the seed of (run, "segment", b, e) and the task number e * B + b. An engine that is seeded as
+    a whole gets one seed when the run begins, and one when it is resumed.
 
     In mode "sync" all slots are stepped together, and a step is written as one whole row of the [T, B] arrays. In the
     other modes slots are at different steps, and their results are written at (step, slot).
@@ -45,7 +46,7 @@ class SegmentRun:
     joined (0: a recurrent policy restarts its memory there).
     """
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, episode: Ints | None = None) -> None:
         self.engine = engine = collector.engine
         self.fleet = fleet = collector.fleet
         self.ledger, self.stats, self.env_name = collector.ledger, collector.stats_builder, collector.env_name
@@ -57,10 +58,13 @@ class SegmentRun:
         self.slots = np.arange(count)
         self.actions = RunningActions(count) if collector.resumable else None
         self.episode = np.zeros(count, dtype=np.int64)  # [slot] running episode of the slot, as we count
+        if episode is not None:  # a stored run goes on with these: the tasks of earlier ones must not be dealt a second time
+            self.episode[:] = episode
         self.step = np.zeros(count, dtype=np.int64)  # [slot]
         self.ep_return = np.zeros(count)  # [slot]
         self.running = np.ones(count, dtype=np.bool_)  # [slot] an episode the ledger knows as in flight
         self.at: Any = self._first()  # steps made of the segment
+        engine.drain()  # what a call has left that was interrupted before its own drain
         batch = self._reset(self.slots)
         obs = as_columns(fleet.single_observation_space, batch.obs)
         self.has_objects = any(leaf.dtype == object for _, leaf in tree_leaves(obs))
@@ -100,8 +104,8 @@ class SegmentRun:
     # -- episodes that begin --
 
     def _seeds(self, slots: Ints, ahead: int = 0) -> list[int]:
-        seed = self.engine.seed
-        return [episode_seed(seed, "segment", slot, int(self.episode[slot]) + ahead) for slot in slots.tolist()]
+        seeds: list[int] = episode_seeds(self.engine.seed, "segment", slots, self.episode[slots] + ahead).tolist()
+        return seeds
 
     def _tasks_of(self, slots: Ints, ahead: int = 0) -> list[Any] | None:
         if self.tasks is None:
@@ -110,16 +114,22 @@ class SegmentRun:
         return [self.tasks((int(self.episode[slot]) + ahead) * count + slot) for slot in slots.tolist()]
 
     def _reset(self, slots: Ints) -> Batch:
-        return self.fleet.reset(seed=self._seeds(slots), tasks=self._tasks_of(slots), slots=slots)
+        seeds: Any = self._seeds(slots)
+        if not self.fleet.seeds_per_slot:
+            # One engine with one seed: a reset of all slots gets a new one, and after it the engine's own stream goes on.
+            begun = int(self.episode.sum())
+            seeds = episode_seed(self.engine.seed, "engine", 0, begun) >> 1 if len(slots) == len(self.slots) else None
+        return self.fleet.reset(seed=seeds, tasks=self._tasks_of(slots), slots=slots)
 
     def _assign_next(self, slots: Ints) -> None:
         if len(slots):
-            self.fleet.assign(slots, seeds=self._seeds(slots, 1), tasks=self._tasks_of(slots, 1))
+            seeds = self._seeds(slots, 1) if self.fleet.seeds_per_slot else None
+            self.fleet.assign(slots, seeds=seeds, tasks=self._tasks_of(slots, 1))
 
     def _begin_next(self, ended: Ints, cut: Ints, faulted: Ints) -> None:
         """Slots that begin a new episode: by themselves (an end, a restart), or cut off and reset by us."""
+        self.ledger.use(len(ended) + len(cut))
         for slot in (*ended.tolist(), *cut.tolist()):
-            self.ledger.use()
             self.stats.count(self.env_name, float(self.ep_return[slot]), int(self.step[slot]))
         fresh = np.sort(np.concatenate([ended, cut, faulted]))
         if not len(fresh):
@@ -415,12 +425,12 @@ class SegmentRun:
 
         Every slot is reset with the seed of its running episode and plays the stored actions again. The observation it
         arrives at is compared with the stored one, bit for bit. Where they differ the environment is not determined by
-        its seed, and the episode is ended. `how="end"` ends all of them.
+        its seed, and the episode is ended. `how="end"` ends all of them; so does a fleet without seeds per slot.
         """
         self.episode[:] = stored["episode"]
         self.ledger.load(stored["ledger"])
         ended = self.slots
-        if how != "end" and "obs" in stored:
+        if how != "end" and "obs" in stored and self.fleet.seeds_per_slot:
             self._resume(self._reset(self.slots))
             if stored["states"] is not None:
                 self._set_states(stored)

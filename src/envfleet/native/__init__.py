@@ -1,0 +1,1 @@
+"""Environments written in C or C++: the header, the libraries that hold them, and their Python face."""

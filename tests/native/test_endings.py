@@ -1,0 +1,127 @@
+"""Native threads that are interrupted, closed, dropped or forked in the middle of a batch."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import envfleet as ef
+from envfleet.errors import FleetClosed, SlotBusy
+from tests.support.native_probes import NativeCounting
+
+BUSY = functools.partial(NativeCounting, limit=50, busy_us=500)
+
+
+def started(count: int = 32) -> ef.Fleet:
+    """A fleet whose batches are shared out to threads."""
+    fleet = ef.make(BUSY, count, backend="native", num_workers=3)
+    fleet.reset(seed=0)
+    for _ in range(4):
+        fleet.step([0] * count)
+    return fleet
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_busy_fleet_ends(how: str, no_leaks: None) -> None:
+    fleet = started()
+    fleet.send([0] * 32)
+    if how == "close":
+        fleet.close()
+    del fleet
+    gc.collect()
+
+
+def test_an_interrupt_at_any_moment_leaves_a_fleet_that_works() -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupts = 0
+    try:
+        with started() as fleet:
+            for i in range(30):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0003 * (1 + i))
+                    fleet.step([0] * 32)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    assert (fleet.reset(seed=0).obs == 0).all()
+                    assert (fleet.step([0] * 32).obs == 1).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > 0
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
+    with started() as fleet:
+        child = os.fork()
+        if not child:
+            try:
+                fleet.step([0] * 32)
+            except FleetClosed:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert fleet.step([0] * 32).scored.all()
+
+
+def test_a_busy_slot_gives_no_snapshot() -> None:
+    with started() as fleet:
+        fleet.send([0] * 32)
+        with pytest.raises(SlotBusy):
+            fleet.snapshot()
+        assert fleet.recv().scored.all()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupts_while_python_finishes_slots_leave_none_out(workers: int) -> None:
+    """After a call every slot's next step is Python's. An interrupt there must not leave a slot that nobody works on."""
+    armed, raised = [False], [0]
+
+    def interrupt(number: int, frame: Any) -> None:
+        if armed[0]:
+            armed[0] = False
+            raised[0] += 1
+            raise KeyboardInterrupt
+
+    before, ended = signal.signal(signal.SIGUSR1, interrupt), threading.Event()
+
+    def nag() -> None:
+        while not ended.wait(0.003):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=nag)
+    surfaced = 0
+    try:
+        with ef.make("CartPole-v1", 600, backend="native", num_workers=workers) as fleet:
+            fleet.reset(seed=0)
+            thread.start()
+            while surfaced < 15:
+                fleet.call("render_mode")
+                try:
+                    armed[0] = True
+                    fleet.step(np.ones(600, np.int64))
+                except KeyboardInterrupt:
+                    surfaced += 1
+                    fleet.drop()
+                armed[0] = False
+                try:
+                    fleet.reset(seed=0)
+                except ef.EnvFailed:  # the slot that was interrupted in the middle of its step
+                    fleet.drop()
+                    fleet.reset(seed=0)
+            assert surfaced == raised[0] and not fleet.is_out.any()
+    finally:
+        armed[0] = False
+        ended.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)

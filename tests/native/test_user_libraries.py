@@ -1,0 +1,295 @@
+"""Libraries of users: written, built, listed, checked, run; and what is said when something is wrong with one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import envfleet as ef
+from envfleet.cli.main import main
+from envfleet.errors import BadArgument, EnvFailed, MissingExtra, WorkerLost
+from envfleet.native.build_library import BuildFailed, build_library
+from envfleet.native.library import load_library
+from envfleet.native.native_env import NativeEnv
+from envfleet.slots.layout import FAULT, READY
+from tests.support.native_probes import NativeCounting, NativeFaulty, library, probe
+
+ROOT = Path(__file__).parents[2]
+SMALL = """
+#include "envfleet_env.h"
+struct Small {
+    int64_t at;
+    static constexpr const char *name = "Small";
+    static void spaces(const double *, envfleet::Spaces &space) { space.obs.box<float>({1}); space.action.discrete(2); }
+    void reset(envfleet::Call &call) { call.obs<float>()[0] = VALUE; }
+    void step(envfleet::Call &call) { call.obs<float>()[0] = VALUE; }
+};
+ENVFLEET_ENV(Small)
+"""
+
+
+def small(folder: Path, value: int, name: str = "small") -> str:
+    """A library whose observations are a number."""
+    (folder / f"{name}.cpp").write_text(SMALL.replace("VALUE", str(value)))
+    return str(build_library(folder / f"{name}.cpp")[0])
+
+
+def test_the_commands_lead_from_nothing_to_a_fleet(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["native", "new", "walk.cpp"]) == 0
+    assert "envfleet native build walk.cpp" in capsys.readouterr().out
+    assert main(["native", "build", "walk.cpp"]) == 0
+    assert 'ef.make("native:walk.so", num_envs=64)' in capsys.readouterr().out
+    assert main(["native", "list", "walk.so"]) == 0
+    assert "Walk" in (said := capsys.readouterr().out) and "option:      length = 10" in said
+    assert main(["native", "check", "walk.so"]) == 0
+    assert capsys.readouterr().out == "Walk: fine\n"
+    assert main(["native", "list"]) == 0
+    assert "CartPole-v1" in capsys.readouterr().out
+    assert main(["native", "new", "walk.cpp"]) != 0  # what somebody wrote is not overwritten
+    with ef.make("native:walk.so", 64, backend="native", env_kwargs={"length": 3}) as fleet:
+        fleet.reset(seed=0)
+        rows = [fleet.step(np.ones(64, np.int64)) for _ in range(5)]
+        assert rows[-1].episode.min() == 1 and sum(batch.reward.sum() for batch in rows) >= 64
+
+
+def test_the_example_of_the_page_is_built_and_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/native.md").read_text()
+    (code,) = re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("walk.cpp").write_text(code)
+    assert main(["native", "build", "walk.cpp"]) == 0
+    assert main(["native", "check", "walk.so"]) == 0
+    with ef.make("native:walk.so", num_envs=4096, backend="native") as fleet:
+        first = fleet.reset(seed=0)
+        assert first.obs[:5, 0].tolist() == [int(np.random.default_rng(seed).integers(3)) for seed in range(5)]
+        batch = fleet.step(np.ones(4096, np.int64))
+        assert np.array_equal(batch.obs, first.obs + 1)
+
+
+def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "small.cpp").write_text(SMALL)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MissingExtra, match=r"'a C\+\+ compiler' is not available here. Install one"):
+        build_library(tmp_path / "small.cpp")
+    assert main(["native", "build", str(tmp_path / "small.cpp")]) != 0
+    said = capsys.readouterr()
+    assert "C++ compiler" in said.out + said.err and "Traceback" not in said.out + said.err
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingExtra, match=r"'no-such-compiler' is not available here\. The variable CXX"):
+        build_library(tmp_path / "small.cpp")
+
+
+def test_what_the_compiler_says_is_shown(tmp_path: Path, capsys: Any) -> None:
+    source = tmp_path / "bad.cpp"
+    source.write_text(SMALL.replace("VALUE", "nonsense"))
+    with pytest.raises(BuildFailed, match=r"'nonsense' was not declared|undeclared identifier 'nonsense'|‘nonsense’ was not"):
+        build_library(source)
+    assert main(["native", "build", str(source)]) == 1
+    assert "nonsense" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.cpp"]  # no half library, no temporary file
+    source.write_text(
+        SMALL.replace("VALUE", "1")
+        .replace("int64_t at;", "std::string at;")
+        .replace("#include", "#include <string>\n#include", 1)
+    )
+    with pytest.raises(BuildFailed, match="an environment is copied as bytes"):
+        build_library(source)
+
+
+def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvFailed, match="there is no library"):
+        ef.make(f"native:{tmp_path}/absent.so", 2, backend="native")
+    text = tmp_path / "text.so"
+    text.write_text("hello")
+    with pytest.raises(BadArgument, match="is not a library of native environments"):
+        NativeEnv(str(text))
+    with pytest.raises(BadArgument, match="is not a library of native environments"):
+        NativeEnv(str(tmp_path))
+    other = Path(ef.__file__).parent.glob("_scan*.so")
+    with pytest.raises(BadArgument, match="is not a library of native environments"):
+        NativeEnv(str(next(other)))
+    (tmp_path / "empty.cpp").write_text(
+        '#include "envfleet_env.h"\nENVFLEET_EXPORT const EnvTable *envfleet_env(int64_t) { return 0; }'
+    )
+    with pytest.raises(BadArgument, match="has no environment"):
+        NativeEnv(str(build_library(tmp_path / "empty.cpp")[0]))
+    with pytest.raises(BadArgument, match="has no environment 'Absent'; it has Counting"):
+        NativeEnv(library(), "Absent")
+
+
+def test_a_library_of_another_version_is_refused(tmp_path: Path) -> None:
+    header = (Path(ef.__file__).parent / "native/envfleet_env.h").read_text()
+    (tmp_path / "envfleet_env.h").write_text(header.replace("#define ENVFLEET_ABI 1", "#define ENVFLEET_ABI 2"))
+    with pytest.raises(
+        BadArgument, match=r"was built with version 2 of envfleet_env\.h, and this envfleet has 1: build it again"
+    ):
+        load_library(small(tmp_path, 1))
+
+
+def test_a_library_that_was_built_again_is_loaded_again(tmp_path: Path) -> None:
+    for value in (1, 2, 3):
+        with ef.make(f"native:{small(tmp_path, value)}", 2, backend="native") as fleet:
+            assert fleet.reset(seed=0).obs.tolist() == [[value]] * 2
+
+
+def test_two_libraries_may_have_the_same_names(tmp_path: Path) -> None:
+    one, other = small(tmp_path, 5, "one"), small(tmp_path, 6, "other")
+    assert NativeEnv(one).reset()[0] == 5 and NativeEnv(other).reset()[0] == 6 and NativeEnv(one).reset()[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lenght": 3}, "Faulty has no option 'lenght': it has phase, how, at, limit, busy_us"),
+        ({"limit": "long"}, "the options of Faulty are numbers"),
+        ({"limit": None}, "the options of Faulty are numbers"),
+        ({"limit": 0}, "Faulty refuses its options: limit must be at least 1"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadArgument, match=said):
+        NativeEnv(library(), "Faulty", **options)
+
+
+def test_wrong_tasks_are_refused() -> None:
+    env = NativeEnv(library(), "Tasked")
+    with pytest.raises(BadArgument, match="a task of Tasked has 1 numbers, not 2"):
+        env.set_task([1, 2])
+    with pytest.raises(BadArgument, match="Floats has no tasks"):
+        probe("Floats")().reset(options={"task": 1})
+    env.set_task(4)
+    assert env.reset(seed=0)[0].tolist() == [4.0] and env.reset()[0].tolist() == [4.0]
+
+
+# -- actions ---------------------------------------------------------------------------------------------------------
+
+BACKENDS = ["native", "serial", "thread", "shm", "pipe"]
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "too_large": ("Shifted", np.array([0, 4, 0]), "action 4 is not in Discrete"),
+    "too_small": ("Shifted", np.array([0, -4, 0]), "action -4 is not in Discrete"),
+    "another_dtype_too_large": ("Shifted", np.array([0, 100, 0], np.int16), "action 100 is not in Discrete"),
+    "unsigned_beyond": ("Shifted", np.array([0, 2**64 - 1, 0], np.uint64), "action 18446744073709551615 is not in Discrete"),
+    "floats": ("Shifted", np.array([0.0, 1.5, 0.0]), "the action has dtype float64, but Discrete"),
+    "many_too_large": ("Indexed", np.array([[[0, 0], [0, 0]], [[0, 6], [0, 0]], [[0, 0], [0, 0]]]), "is not in MultiDiscrete"),
+    "many_negative": (
+        "Indexed",
+        np.array([[[0, 0], [0, 0]], [[0, 0], [0, -1]], [[0, 0], [0, 0]]], np.int32),
+        "is not in MultiDiscrete",
+    ),
+    "bytes_beyond": ("Bytes", np.full((3, 2, 3), [[[0]], [[256]], [[0]]]), "256.* is not in Box"),
+    "floats_for_bytes": ("Bytes", np.full((3, 2, 3), 0.5), "the action has dtype float64, but Box"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_action_is_refused_with_its_slot(kind: str, backend: Any) -> None:
+    name, actions, said = WRONG[kind]
+    options: dict[str, Any] = {} if backend == "serial" else {"num_workers": 2}
+    options |= {"start_method": "fork"} if backend in ("shm", "pipe") else {}
+    with ef.make(probe(name), 3, backend=backend, **options) as fleet:
+        fleet.reset(seed=0)
+        good = np.zeros_like(actions) if actions.dtype.kind != "f" else np.zeros(actions.shape, np.int64)
+        for _ in range(3):  # the first steps are taken in Python, the others in C
+            before = fleet.step(good)
+        with pytest.raises(EnvFailed, match=said) as failed:
+            fleet.step(actions)
+        assert failed.value.slot == (0 if "float" in kind else 1) and failed.value.phase == "step"
+        after = fleet.reset(seed=1)
+        assert after.status.tolist() == [READY] * 3 and before.scored.all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_batch_is_refused_before_it_is_sent(backend: Any) -> None:
+    options: dict[str, Any] = {} if backend == "serial" else {"num_workers": 2}
+    with ef.make(probe("Floats"), 3, backend=backend, **options) as fleet:
+        fleet.reset(seed=0)
+        for actions, said in (
+            (np.zeros((3, 3, 2), np.float32), "shape"),
+            (np.zeros((2, 2, 3), np.float32), "shape"),
+            (np.full((3, 2, 3), "x"), "dtype"),
+            (np.zeros((3, 2, 3), complex), "dtype"),
+        ):
+            with pytest.raises(BadArgument, match=said):
+                fleet.step(actions)
+        batch = fleet.step(np.arange(18, dtype=np.float32).reshape(3, 2, 3))
+        assert batch.scored.all() and batch.obs.ravel().tolist() == list(range(18))
+
+
+@pytest.mark.parametrize("name", ["Bytes", "SignedBytes", "Ints", "Longs", "Floats", "Doubles"])
+def test_actions_of_every_type_arrive(name: str) -> None:
+    with ef.make(probe(name), 3, backend="native", num_workers=2) as fleet:
+        fleet.reset(seed=0)
+        fleet.action_space.seed(0)
+        for _ in range(4):
+            action = fleet.action_space.sample()
+            assert np.array_equal(fleet.step(action).obs, action)
+        small_numbers = np.arange(18).reshape(3, 2, 3)
+        for dtype in ("u1", "i4", "i8", "u8", "?"):
+            assert np.array_equal(fleet.step(small_numbers.astype(dtype)).obs, small_numbers.astype(dtype))
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("how", "said"), [("raise", "planted fault in step"), ("number", "not a std::exception"), ("long", "x{200}")]
+)
+def test_what_is_thrown_is_a_failure_of_its_slot(how: str, said: str, workers: int) -> None:
+    envs = [NativeCounting, lambda: NativeFaulty(how=how, at=4), NativeCounting]
+    with ef.make(envs, backend="native", num_workers=workers) as fleet:
+        fleet.reset(seed=0)
+        for _ in range(3):
+            fleet.step([0, 0, 0])
+        with pytest.raises(EnvFailed, match=said) as failed:
+            fleet.step([0, 0, 0])
+        assert (failed.value.slot, failed.value.fault.step, failed.value.phase) == (1, 3, "step")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_with_restarts_it_is_a_fault_row(workers: int) -> None:
+    envs = [NativeCounting, lambda: NativeFaulty(at=4), NativeCounting]
+    with ef.make(envs, backend="native", num_workers=workers, on_fault="restart") as fleet:
+        fleet.reset(seed=0)
+        rows = [fleet.step([0, 0, 0]) for _ in range(6)]
+        assert [int(batch.status[1]) for batch in rows] == [READY, READY, READY, FAULT, READY, READY]
+        assert rows[3].final_obs[1, 0] == 3.0 and rows[3].obs[1, 0] == 0.0 and not rows[3].scored[1]
+        assert all(batch.scored[[0, 2]].all() for batch in rows)
+
+
+def test_a_library_that_crashes_is_isolated_by_processes() -> None:
+    envs = [NativeCounting, lambda: NativeFaulty(how="segv", at=3)]
+    with ef.make(envs, backend="shm", num_workers=2, on_fault="restart", start_method="fork") as fleet:
+        fleet.reset(seed=0)
+        rows = [fleet.step([0, 0]) for _ in range(5)]
+        assert [int(batch.status[1]) for batch in rows] == [READY, READY, FAULT, READY, READY]
+        assert all(batch.scored[0] for batch in rows)
+        assert "SIGSEGV" in str(fleet.faults[0])
+    with ef.make(envs, backend="shm", num_workers=2, start_method="fork") as fleet:
+        fleet.reset(seed=0)
+        with pytest.raises(WorkerLost, match="SIGSEGV"):
+            for _ in range(4):
+                fleet.step([0, 0])
+
+
+def test_auto_isolates_libraries_of_users() -> None:
+    with ef.make(f"native:{library()}:Counting", 2) as fleet:
+        assert fleet.plan.backend != "native"
+    with ef.make("CartPole-v1", 2, backend="native") as fleet:
+        assert fleet.plan.backend == "native"
+
+
+def test_the_check_finds_what_breaks_the_contract(tmp_path: Path, capsys: Any) -> None:
+    bad = SMALL.replace("struct Small", "static int64_t outside;\nstruct Small").replace("VALUE", "(float)++outside")
+    (tmp_path / "bad.cpp").write_text(bad)
+    path = str(build_library(tmp_path / "bad.cpp")[0])
+    assert main(["native", "check", path, "--num-episodes", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "gives another episode the second time" in said and "after its memory was restored" in said

@@ -1,0 +1,92 @@
+"""What backend "ray" refuses, before any actor is asked for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import envfleet as ef
+from envfleet.errors import BadArgument, KeeperLost, WorkerLost
+
+pytest.importorskip("ray", reason="pip install 'envfleet[ray]'")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"resources": {"num_cpus": -1}}, r"resources\['num_cpus'\]=-1"),
+        ({"resources": ["num_cpus"]}, "names and amounts"),
+        ({"placement": "spread"}, "SPREAD, DEFAULT"),
+        ({"transport": "udp"}, "'stream' or 'call'"),
+        ({"ports": (9, 5)}, "first and the last port"),
+        ({"ports": (9000, 9100), "transport": "call"}, "Ray's own ports"),
+        ({"spawn_timeout_s": 0}, "seconds above 0"),
+        ({"start_method": "fork"}, "actors of their own"),
+        ({"ray_address": "local"}, "would start a cluster"),
+        ({}, "ray.init"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_ray_is_asked(options: dict[str, Any], said: str) -> None:
+    code = f"import envfleet as ef\nef.make('CartPole-v1', 2, backend='ray', **{options!r})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    last = ran.stderr.strip().splitlines()[-1]
+    assert "BadArgument" in last
+    assert re.search(said, last), last
+
+
+def test_its_options_do_not_go_with_other_backends() -> None:
+    with pytest.raises(BadArgument, match=r"resources, transport only go with backend='ray', not 'pipe'"):
+        ef.make("CartPole-v1", 2, backend="pipe", resources={"num_cpus": 1}, transport="call")
+
+
+def test_there_is_no_cluster_at_the_address() -> None:
+    code = "import envfleet as ef\nef.make('CartPole-v1', 2, backend='ray', ray_address='auto')"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert "there is no Ray cluster at ray_address='auto'" in ran.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_workers_that_fit_nowhere_are_an_error_that_says_what_is_missing() -> None:
+    with pytest.raises(WorkerLost, match=r"has no place: Ray found none within spawn_timeout_s=1 \(it needs num_cpus 64\)"):
+        ef.make("CartPole-v1", 2, backend="ray", num_workers=1, resources={"num_cpus": 64}, spawn_timeout_s=1.0)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_port_outside_of_the_range_is_never_used() -> None:
+    with ef.make("CartPole-v1", 2, backend="ray", num_workers=2, ports=(21500, 21540)) as fleet:
+        peers = {worker.channel.sock.getpeername() for worker in fleet._backend._workers}
+        assert all(host == "127.0.0.1" and 21500 <= port <= 21540 for host, port in peers) and len(peers) == 2
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_an_env_that_raises_keeps_its_traceback() -> None:
+    def broken() -> Any:
+        raise ValueError("no such level")
+
+    with pytest.raises(ef.EnvFailed, match="no such level") as caught:
+        ef.make(broken, 2, backend="ray", num_workers=1)
+    assert "no such level" in str(caught.value.__cause__)
+
+
+@pytest.mark.full
+def test_a_ray_that_was_shut_down_is_an_error_and_closing_works() -> None:
+    code = """
+import os, sys
+from tests.support.ray_cluster import one_machine
+import envfleet as ef
+with one_machine() as ray:
+    fleet = ef.make("CartPole-v1", 2, backend="ray", num_workers=1)
+    fleet.reset(seed=0)
+try:
+    for _ in range(100_000):
+        fleet.step([0, 1])
+except ef.FleetError as error:
+    print(type(error).__name__)
+fleet.close()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split()[-1] in (KeeperLost.__name__, WorkerLost.__name__), ran.stderr[-2000:]

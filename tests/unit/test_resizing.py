@@ -1,0 +1,128 @@
+"""`fleet.resize`: another number of workers, the same rows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import envfleet as ef
+from envfleet.backends.resizing import balanced
+from envfleet.errors import BadArgument, SlotBusy
+
+
+def with_pid(env: Any) -> Any:
+    env.unwrapped.get_pid = os.getpid
+    return env
+
+
+@pytest.mark.parametrize("on_end", ["reset", "wait"])
+@pytest.mark.parametrize("core", ["compiled", "python"])
+def test_rows_are_those_of_serial_whatever_the_number_of_workers(on_end: Any, core: str, monkeypatch: Any, no_leaks: Any) -> None:
+    monkeypatch.setenv("ENVFLEET_COMPILED", "1" if core == "compiled" else "0")
+    random = np.random.default_rng(1)
+    with (
+        ef.make("gridnavi", 7, backend="serial", on_end=on_end) as one,
+        ef.make("gridnavi", 7, backend="pipe", num_workers=2, on_end=on_end) as many,
+    ):
+        for fleet in (one, many):
+            fleet.reset(seed=3, tasks=[(4, 4)] * 7)
+        for step in range(120):
+            if step % 20 == 10:
+                wanted = int(random.integers(1, 8))
+                many.resize(num_workers=wanted)
+                assert (
+                    many.plan.num_workers == wanted == len(many._backend._workers) == len(set(many._backend.worker_of.tolist()))
+                )
+            if step % 30 == 15:
+                for fleet in (one, many):
+                    fleet.assign([1, 5], tasks=[(3, 4), (4, 1)], seeds=[step, step + 1])
+            actions = random.integers(5, size=7)
+            left, right = one.step(actions), many.step(actions)
+            for name in (
+                "obs",
+                "final_obs",
+                "reward",
+                "terminated",
+                "truncated",
+                "scored",
+                "episode",
+                "step",
+                "length",
+                "ep_return",
+                "seed",
+            ):
+                assert getattr(left, name).tobytes() == getattr(right, name).tobytes(), (name, step)
+            assert left.info == right.info
+
+
+def test_workers_that_are_not_needed_end_and_a_lost_slot_moves_too(no_leaks: Any) -> None:
+    with ef.make("CartPole-v1", 6, backend="pipe", num_workers=3, on_fault="restart", wrappers=[with_pid]) as fleet:
+        fleet.reset(seed=0)
+        pids = fleet.call("get_pid")
+        os.kill(pids[5], signal.SIGKILL)
+        fleet._backend._keeper.exit_code(pids[5], 10.0)
+        fleet._backend.wait(1, 0.0)
+        fleet.resize(num_workers=1)
+        batch = fleet.step([0] * 6)
+        assert batch.status.tolist() == [0, 0, 0, 0, 2, 2] and {fault.slot for fault in fleet.faults} == {4, 5}
+        assert set(fleet.call("get_pid")) == {pids[0]}
+        for pid in set(pids) - {pids[0]}:
+            assert fleet._backend._keeper.exit_code(pid, 10.0) is not None
+
+
+class Uncopyable(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Discrete(1000)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.count, self.file = 0, open(os.devnull)  # noqa: SIM115 - an env that holds what no copy can have
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.count = 0
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.count, 0.0, False, False, {}
+
+
+def test_what_cannot_be_copied_is_refused_and_nothing_changes() -> None:
+    with ef.make(Uncopyable, 4, backend="pipe", num_workers=2) as fleet:
+        fleet.reset(seed=0)
+        fleet.step([0] * 4)
+        with pytest.raises(BadArgument, match=r"slot \d cannot be copied to another worker .* nothing was changed"):
+            fleet.resize(num_workers=1)
+        assert fleet.plan.num_workers == 2 and fleet.step([0] * 4).obs.tolist() == [2] * 4
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with ef.make("CartPole-v1", 2, backend="pipe") as fleet:
+        fleet.reset(seed=0)
+        for wrong in (0, 3, True, "2", 1.0):
+            with pytest.raises(BadArgument, match="from 1 to 2"):
+                fleet.resize(wrong)  # type: ignore[arg-type]
+        fleet.send([0, 1])
+        with pytest.raises(SlotBusy):
+            fleet.resize(1)
+        fleet.recv()
+    with ef.make("CartPole-v1", 2, backend="serial") as fleet, pytest.raises(BadArgument, match="needs backend 'pipe' or 'ray'"):
+        fleet.resize(1)
+
+
+def test_shares_are_even_and_few_slots_move() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        slots, before, after = int(random.integers(1, 20)), int(random.integers(1, 6)), int(random.integers(1, 6))
+        if after > slots or before > slots:
+            continue
+        old = np.sort(np.arange(slots) % before)
+        new = balanced(old, after)
+        counts = np.bincount(new, minlength=after)
+        assert counts.max() - counts.min() <= 1 and len(counts) == after
+        kept = np.bincount(old, minlength=after)[:after]
+        assert np.count_nonzero(new != old) == slots - np.minimum(np.sort(kept)[::-1], np.sort(counts)[::-1]).sum()

@@ -38,6 +38,7 @@ $(VENV)/.dev: $(VENV)/.train
 	@$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@$(PIP) download -q --no-deps --no-binary stable-baselines3 -d .envs/sdists "$$(grep '^stable_baselines3==' constraints.txt)" \
 	  || echo "no source distribution of Stable-Baselines3: its own tests (tests/peers) will be skipped"
+	@$(BIN)/python -m tests.support.official_servers
 	@touch $@
 
 demo: $(VENV)/.train ## a tour in under a minute, with a page of pictures at the end
@@ -48,6 +49,7 @@ test: check ## lint, types and every test but the long ones; says what was skipp
 	$(PYTEST) -m "not full and not learning" $(ALONE)
 
 test-full: check ## the same with the full counts, one test at a time
+	@$(BIN)/python -m tests.support.official_servers all
 	$(PYTEST) --full -m "not learning"
 
 test-learning: $(VENV)/.dev ## the learning gates

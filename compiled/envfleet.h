@@ -37,16 +37,14 @@ typedef struct {
     double ep_return;
 } Moment;
 
-// A native environment in a slot: compiled/native_life.c. Its memory is the random stream, the state, and the task.
+// A native environment in a slot: compiled/native_life.c. Its memory is the random stream, the state, and the task. Runner.calls and
+// Runner.states have the rest, as its library takes it.
 typedef struct {
     const EnvTable *table; // NULL: the slot's environment is not native
-    PyObject *owner;       // keeps the memory alive
-    EnvRandom *random;
-    void *state;
-    double *task;          // NULL: it has none; else task[0] says whether one was given, and it follows
-    const void *shared;
     int64_t count, start, numbers; // of a discrete action: values of each number, the first, how many numbers; 0: not checked
+    double *task;          // NULL: it has none; else task[0] says whether one was given, and it follows
     int64_t task_id;       // whose value is in `task`; -2: not known
+    PyObject *owner;       // keeps the memory alive
 } Native;
 
 // A slot that native code could not finish, because Python has to.
@@ -54,6 +52,7 @@ typedef struct {
     Plain plain;
     Moment moment;
     int why;
+    int64_t action;         // converted from another dtype
     char error[ENVFLEET_ERROR_BYTES];
 } Left;
 // SLOW: nothing was done. RESET: the episode ended, and the next has another task. STEP_FAULT, RESET_FAULT: see `error`.
@@ -115,7 +114,9 @@ typedef struct {
     Board board;                 // of a parent that steps by itself
     char interruptible;          // runs in a main thread: a KeyboardInterrupt comes from the user, not from the env
     unsigned born;               // how often this process had been forked when the runner was made
-    Left *left;                  // [slot], NULL until a native environment is armed
+    Left *left;                  // [slot], NULL until a native environment is armed; likewise
+    EnvCall *calls;              // [slot]
+    void **states;               // [slot]
     struct Pool *pool;           // threads that step native environments, NULL for none: compiled/native_pool.c
     double native_ns;            // how long a native step took, lately
     char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
@@ -198,6 +199,10 @@ int runner_failed(Runner *runner, Py_ssize_t slot, int in_reset);
 void runner_forget_info(Slot *slot);
 // Native environments: native_life.c. One advance without the interpreter lock, and what Python has to do after it.
 int native_arm(Runner *runner, Py_ssize_t slot, PyObject *parts);
+int runner_check(Runner *runner, Py_ssize_t slot); // 0, or -1 with an exception: the slot is not driven here
+int native_check(Runner *runner, const int64_t *slots, Py_ssize_t count);
+int native_make_room(Runner *runner);
+void native_free_room(Runner *runner);
 int native_advance(Runner *runner, Py_ssize_t slot, int thread);
 void native_advance_all(Runner *runner, const int64_t *slots, Py_ssize_t count, int thread, char *is_left);
 int native_finish(Runner *runner, Py_ssize_t slot, uint32_t turn);

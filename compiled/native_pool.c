@@ -110,7 +110,7 @@ PyObject *runner_start_threads(Runner *runner, PyObject *number) {
     long count = PyLong_AsLong(number);
     if (PyErr_Occurred()) return NULL;
     if (runner->pool || !runner->board.parts) return PyErr_Format(PyExc_RuntimeError, "set_board() first, and start threads once");
-    if (!runner->left && !(runner->left = PyMem_Calloc(runner->num_slots, sizeof(Left)))) return PyErr_NoMemory();
+    if (native_make_room(runner) < 0) return NULL;
     Pool *pool = PyMem_RawCalloc(1, sizeof *pool);
     if (!pool) return PyErr_NoMemory();
     pool->runner = runner;
@@ -157,11 +157,10 @@ PyObject *runner_submit(Runner *runner, PyObject *numbers) {
     const int64_t *slots = view.buf;
     Py_ssize_t count = (Py_ssize_t)(view.len / sizeof(int64_t));
     int plain = -2;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (slots[i] < 0 || slots[i] >= runner->num_slots) {
-            PyBuffer_Release(&view);
-            return PyErr_Format(PyExc_IndexError, "slot %lld does not exist", (long long)slots[i]);
-        }
+    if (native_check(runner, slots, count) < 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
     if ((double)count * runner->native_ns < SMALL_NS) {
         plain = native_run(runner, slots, count);
     } else {

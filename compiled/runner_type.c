@@ -158,14 +158,14 @@ static void runner_dealloc(Runner *self) {
     runner_clear(self);
     Py_CLEAR(self->keep_alive);
     PyMem_Free(self->slots);
-    PyMem_Free(self->left);
+    native_free_room(self);
     PyMem_Free(self->seen);
     PyMem_Free(self->rewards);
     PyMem_Free(self->keeping);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static int checked(Runner *self, Py_ssize_t slot) {
+int runner_check(Runner *self, Py_ssize_t slot) {
     if (slot < 0 || slot >= self->num_slots || !self->slots[slot].life) {
         PyErr_Format(PyExc_IndexError, "slot %zd is not driven here", slot);
         return -1;
@@ -178,7 +178,7 @@ static PyObject *runner_arm(Runner *self, PyObject *args) {
     PyObject *step, *reset, *env = Py_None, *native = Py_None;
     long long limit;
     int explicit_reset;
-    if (!PyArg_ParseTuple(args, "nOOLp|OO", &slot, &step, &reset, &limit, &explicit_reset, &env, &native) || checked(self, slot) < 0)
+    if (!PyArg_ParseTuple(args, "nOOLp|OO", &slot, &step, &reset, &limit, &explicit_reset, &env, &native) || runner_check(self, slot) < 0)
         return NULL;
     Slot *s = &self->slots[slot];
     Py_XSETREF(s->step, Py_NewRef(step));
@@ -192,7 +192,7 @@ static PyObject *runner_arm(Runner *self, PyObject *args) {
 
 static PyObject *runner_disarm(Runner *self, PyObject *number) {
     Py_ssize_t slot = PyLong_AsSsize_t(number);
-    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+    if (PyErr_Occurred() || runner_check(self, slot) < 0) return NULL;
     Py_CLEAR(self->slots[slot].step);
     Py_CLEAR(self->slots[slot].reset);
     Py_CLEAR(self->slots[slot].env);
@@ -205,7 +205,7 @@ static PyObject *runner_disarm(Runner *self, PyObject *number) {
 static PyObject *runner_one(Runner *self, PyObject *args) {
     Py_ssize_t slot;
     unsigned int turn;
-    if (!PyArg_ParseTuple(args, "nI", &slot, &turn) || checked(self, slot) < 0) return NULL;
+    if (!PyArg_ParseTuple(args, "nI", &slot, &turn) || runner_check(self, slot) < 0) return NULL;
     int64_t now = 0;
     int side = runner_advance(self, slot, turn, &now);
     if (side < 0) return NULL;
@@ -218,7 +218,7 @@ static PyObject *runner_one(Runner *self, PyObject *args) {
 static PyObject *runner_begin_one(Runner *self, PyObject *args) {
     Py_ssize_t slot;
     unsigned int turn;
-    if (!PyArg_ParseTuple(args, "nI", &slot, &turn) || checked(self, slot) < 0) return NULL;
+    if (!PyArg_ParseTuple(args, "nI", &slot, &turn) || runner_check(self, slot) < 0) return NULL;
     if (!runner_can_begin(self, slot)) Py_RETURN_NONE;
     return runner_begin(self, slot, turn, 0);
 }
@@ -227,7 +227,7 @@ static PyObject *runner_begin_one(Runner *self, PyObject *args) {
 static PyObject *runner_take_one(Runner *self, PyObject *const *args, Py_ssize_t count) {
     if (count != 2) return PyErr_Format(PyExc_TypeError, "take(slot, result)");
     Py_ssize_t slot = PyLong_AsSsize_t(args[0]);
-    if (PyErr_Occurred() || checked(self, slot) < 0) return NULL;
+    if (PyErr_Occurred() || runner_check(self, slot) < 0) return NULL;
     int side = runner_take(self, slot, args[1]);
     if (side < 0) return NULL;
     if (side == SIDE_LEFT) Py_RETURN_NONE;
@@ -250,14 +250,14 @@ static PyObject *runner_run(Runner *self, PyObject *slots) {
     int64_t now = 0;
     int plain = 1, bad = 0;
     if (self->left) {
-        for (Py_ssize_t i = 0; !bad && i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) bad = checked(self, numbers[i]) < 0;
-        plain = bad ? -1 : native_run(self, numbers, (Py_ssize_t)(view.len / sizeof(int64_t)));
+        Py_ssize_t count = (Py_ssize_t)(view.len / sizeof(int64_t));
+        plain = native_check(self, numbers, count) < 0 ? -1 : native_run(self, numbers, count);
         PyBuffer_Release(&view);
         return plain < 0 ? NULL : PyBool_FromLong(plain);
     }
     for (Py_ssize_t i = 0; !bad && i < (Py_ssize_t)(view.len / sizeof(int64_t)); i++) {
         Py_ssize_t slot = numbers[i];
-        if ((bad = checked(self, slot) < 0)) break;
+        if ((bad = runner_check(self, slot) < 0)) break;
         uint32_t turn = ++self->board.given[slot];
         int side = runner_advance(self, slot, turn, &now);
         plain &= side == SIDE_NONE;

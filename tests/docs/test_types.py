@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from envfleet import adapters
+from envfleet.backends.ray_options import RayOptions
 from envfleet.core.construct import make
 from envfleet.core.fleet_options import BackendName, EnvOptions, FleetOptions, OnEnd, OnFault, StartMethod
 from envfleet.remote.client_config import ClientConfig, ClientOptions
@@ -160,7 +161,7 @@ def fields(cls: type) -> set[str]:
     ("options", "known"),
     [
         (FleetOptions, set(inspect.signature(make).parameters) - {"env", "num_envs", "on_end", "observation_mode", "unknown"}),
-        (EnvOptions, set(FleetOptions.__optional_keys__) - {"backend", "num_workers", "start_method"}),
+        (EnvOptions, set(FleetOptions.__optional_keys__) - {"backend", "num_workers", "start_method"} - fields(RayOptions)),
         (ClientOptions, fields(ClientConfig)),
         (ServerOptions, fields(ServerConfig) | {"workers"}),
         (RuleOptions, fields(Rules)),

@@ -1,9 +1,9 @@
 """Real official servers in interpreters of their own, created once and kept between runs.
 
-`python -m tests.support.official_servers` creates them all beforehand.
+`python -m tests.support.official_servers` creates the one that `make test` needs beforehand, so that no test waits for pip; with `all`,
+the others too.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -111,6 +111,5 @@ def run_official(package: str, script: str, *args: str, timeout_s: float = 120) 
 
 
 if __name__ == "__main__":
-    for name in (NEW, OLD):
-        with contextlib.suppress(KeyboardInterrupt):
-            print(interpreter(name))
+    for name in (NEW, OLD) if "all" in sys.argv[1:] else (NEW,):
+        interpreter(name)

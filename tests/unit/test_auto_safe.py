@@ -59,7 +59,7 @@ def test_a_probe_that_fails_leads_to_workers_with_deadlines(phase: str, how: str
 @pytest.mark.parametrize("how", ["exit", "hang", "raise"])
 def test_a_constructor_that_fails_once_only_costs_the_probe(how: str, tmp_path: Path) -> None:
     once = str(tmp_path / "once")
-    with ef.make(lambda: Faulty("init", how, once_file=once), 2, init_timeout_s=5 if how != "hang" else 1) as fleet:
+    with ef.make(lambda: Faulty("init", how, once_file=once), 2, init_timeout_s=5) as fleet:
         assert fleet.plan.backend == "shm" and "the probe failed" in fleet.plan.reason
         assert fleet.reset(seed=0).obs.tolist() == [[0.0], [0.0]]
 

@@ -95,7 +95,9 @@ typedef struct {
     int (*spaces)(const double *options, EnvSpaces *out, char *error);
     int (*init)(void *state, const double *options, const void *shared, char *error);
     int (*reset)(void *state, EnvCall *call);
-    int (*step)(void *state, EnvCall *call);
+    // Steps several environments, each with its own call. Returns how many were stepped; fewer than `count`: the next one failed, with a
+    // description in its `error`. One call for many, so that the processor works on the next step while results of this one are not there yet.
+    int64_t (*step)(int64_t count, void *const *states, EnvCall *calls);
     int64_t (*render)(const void *state, char *out, int64_t room); // NULL, or: writes text, returns how many bytes it needs
 } EnvTable;
 
@@ -262,8 +264,10 @@ template <typename Env> struct Table {
     static int reset(void *state, EnvCall *call) {
         return guarded(call->error, [&] { ((Env *)state)->reset(*(Call *)call); });
     }
-    static int step(void *state, EnvCall *call) {
-        return guarded(call->error, [&] { ((Env *)state)->step(*(Call *)call); });
+    static int64_t step(int64_t count, void *const *states, EnvCall *calls) {
+        int64_t i = 0;
+        while (i < count && !guarded(calls[i].error, [&] { ((Env *)states[i])->step(*(Call *)&calls[i]); })) i++;
+        return i;
     }
     template <typename E> static auto render_of(int) -> decltype(std::declval<const E>().render((char *)0, (int64_t)0), (int64_t(*)(const void *, char *, int64_t))0) {
         return [](const void *state, char *out, int64_t room) -> int64_t { return ((const E *)state)->render(out, room); };

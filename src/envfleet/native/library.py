@@ -81,7 +81,10 @@ class EnvTable(ctypes.Structure):
         ("spaces", ctypes.CFUNCTYPE(ctypes.c_int, _Options, ctypes.POINTER(EnvSpaces), ctypes.c_char_p)),
         ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Options, ctypes.c_void_p, ctypes.c_char_p)),
         ("reset", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(EnvCall))),
-        ("step", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(EnvCall))),
+        (
+            "step",
+            ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(EnvCall)),
+        ),
         ("render", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)),
     )
 

@@ -184,7 +184,7 @@ class NativeEnv(gym.Env[Any, Any]):
         """One step."""
         given = self._checked(action)  # it has to live as long as the call, which has its address
         call = self._call(given)
-        if self._entry.table.step(self._state_at, ctypes.byref(call)):
+        if self._entry.table.step(1, ctypes.byref(ctypes.c_void_p(self._state_at)), ctypes.byref(call)) != 1:
             raise RuntimeError(text_of(self._error))
         return self._observation(), call.reward, bool(call.terminated), bool(call.truncated), {}
 

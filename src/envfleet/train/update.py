@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envfleet.networks.actor_critic import ActorCritic, flatten_parameters
+from envfleet.networks.actor_critic import ActorCritic, check_flat, flatten_parameters
 from envfleet.networks.features import MASK_KEY, Inputs
 from envfleet.networks.network_policy import PREVIOUS, NotFinite
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
@@ -60,6 +60,7 @@ class PolicyLearner:
 
     def learn(self, segment: Segment, now: Coefficients) -> dict[str, float]:
         """Improve the network on one segment; return the mean losses of the last epoch."""
+        check_flat(self.net, self.flat)
         inputs, bad = self._inputs(segment)
         first_time = self.observations is not None and not self.observations.count
         if self.observations is not None:
@@ -214,10 +215,10 @@ class PolicyLearner:
                 each = [self._fused_step(index, now, measure) for index in shuffled.pieces(self.rng)]
             else:
                 each = [self._step(batch, now, measure) for batch in shuffled.minibatches(self.rng)]
-            if target_kl is not None and max(losses.get("approx_kl", 0.0) for losses in each) > 1.5 * target_kl:
+            if target_kl is not None and max((losses.get("approx_kl", 0.0) for losses in each), default=0.0) > 1.5 * target_kl:
                 break
-        names = dict.fromkeys(name for losses in each for name in losses)
-        means = {name: sum(losses.get(name, 0.0) for losses in each) / len(each) for name in names}
+        found = [losses for losses in each if losses]  # not of minibatches that were left out
+        means = {name: sum(losses[name] for losses in found) / len(found) for name in (found[0] if found else ())}
         return {**means, "epochs": float(epoch + 1), "skipped": float(self.num_skipped)}
 
     def _step(self, batch: Tensors, now: Coefficients, measure: bool) -> dict[str, float]:
@@ -283,7 +284,8 @@ class _Shuffled:
             else:
                 split = value.view(pieces, length, rows, *value.shape[2:]).transpose(0, 1)
                 self.flat[name] = split.reshape(length, pieces * rows, *value.shape[2:])
-        self.indices = np.arange(pieces * rows)
+        # A minibatch of sequences in which no row counts would still be a step of Adam, by its momentum.
+        self.indices = np.flatnonzero(self.flat["scored"].any(dim=0).cpu().numpy())
 
     def minibatches(self, rng: np.random.Generator) -> Any:
         """Yield dictionaries of tensors."""

@@ -100,8 +100,8 @@ class PolicyLearner:
                 # The step before a NaN is bootstrapped from it: leave that out too.
                 bad |= wrong[1:] & ~segment.ended
                 inputs["vector"] = np.where(wrong[..., None], np.float32(0), vector)
-        if not np.isfinite(segment.reward.sum()):
-            wrong = ~np.isfinite(segment.reward)
+        wrong = ~np.isfinite(segment.reward)
+        if wrong.any():
             if self.config.on_nan == "stop":
                 raise NotFinite(_address(segment, wrong, what="reward"))
             bad |= wrong
@@ -118,7 +118,7 @@ class PolicyLearner:
         fresh_t = torch.from_numpy(fresh).to(device)
         with torch.no_grad():
             outputs, values, states = self._run(tensors, fresh_t)
-            final_values = self._final_values(segment, states)
+            final_values = self._final_values(segment, states, bad)
             drawn: NDArray[Any] = segment.extras.get("raw", segment.action)  # type: ignore[assignment]
             raw = _tensor(drawn, device)
             mask = self._mask(segment)
@@ -169,13 +169,16 @@ class PolicyLearner:
         values = torch.cat([piece.value for piece in pieces]).view(fresh.shape)
         return actions, values, _no_states(fresh)
 
-    def _final_values(self, segment: Segment, states: torch.Tensor) -> NDArray[np.float64]:
-        """V(final_obs) where an episode was truncated, [T, B]; the critic remembers that episode, not the next."""
+    def _final_values(self, segment: Segment, states: torch.Tensor, bad: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """V(final_obs) where an episode was truncated, [T, B]; the critic remembers that episode, not the next.
+
+        Where it is not finite the row is `bad`: there is nothing to bootstrap from.
+        """
         final = np.zeros(segment.reward.shape)
         if not len(segment.end_index):
             return final
         t, b = segment.end_index[:, 0], segment.end_index[:, 1]
-        cut = segment.truncated[t, b] & ~segment.terminated[t, b]
+        cut = segment.truncated[t, b] & ~segment.terminated[t, b] & segment.scored[t, b] & ~bad[t, b]
         if not cut.any():
             return final
         t, b = t[cut], b[cut]
@@ -183,8 +186,13 @@ class PolicyLearner:
         if self.net.previous is not None:
             told = self.net.previous(segment.action[t, b], segment.reward[t, b], np.zeros(len(t), bool))
         inputs = self.net.features(tree_map(lambda leaf: np.asarray(leaf)[cut], segment.final_obs), told)
-        if "vector" in inputs:
-            inputs["vector"] = np.nan_to_num(inputs["vector"])
+        if "vector" in inputs and (missing := ~np.isfinite(inputs["vector"]).all(axis=-1)).any():
+            wrong = np.zeros_like(bad)
+            wrong[t[missing], b[missing]] = True
+            if self.config.on_nan == "stop":
+                raise NotFinite(_address(segment, wrong, what="last observation of the episode"))
+            bad |= wrong
+            inputs["vector"][missing] = 0.0
         if self.observations is not None:
             inputs = self.observations(inputs)
         device = self.net.device

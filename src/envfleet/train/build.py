@@ -25,6 +25,7 @@ from envfleet.util.seeding import stream
 
 _BUILDING = threading.Lock()  # torch's global generator is seeded for a network: two that are built at once would share it
 
+
 def env_names(env: Any) -> list[Any]:
     """The environments of a config as they were given: one, or several that the slots take in turn."""
     given = [name.strip() for name in env.split(",")] if isinstance(env, str) else env

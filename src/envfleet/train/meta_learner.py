@@ -268,7 +268,9 @@ class Learner:
 def _read_config(config: Mapping[str, Any] | str | Path) -> tuple[PPOConfig, Any]:
     """The settings of a file or a mapping, and its `num_init_rollouts_pool`, which is not a setting of the trainer's."""
     if not isinstance(config, (Mapping, str, Path)):
-        raise BadArgument(f"config={config!r}: give a PPOConfig, a mapping with the sections env and train, or the path of a YAML file")
+        raise BadArgument(
+            f"config={config!r}: give a PPOConfig, a mapping with the sections env and train, or the path of a YAML file"
+        )
     where = f"{config}: " if isinstance(config, (str, Path)) else ""
     sections = yaml_sections(config) if isinstance(config, (str, Path)) else config
     if isinstance(sections.get("train"), Mapping):

@@ -247,6 +247,8 @@ class PolicyLearner:
     def _fused_step(self, index: NDArray[np.int64], now: Coefficients, measure: bool) -> dict[str, float]:
         assert self.fused is not None
         norm, losses = self.fused(index, now, self.config.normalize_advantage)
+        if not np.isfinite(losses["value_loss"]):  # the gradient of a huge error is finite where its square is not
+            norm = np.nan
         return self._apply(norm, lambda: losses, now, measure)
 
     def _apply(self, norm: float, report: Callable[[], dict[str, float]], now: Coefficients, measure: bool) -> dict[str, float]:

@@ -29,6 +29,17 @@ def test_a_task_counts_beside_options_that_have_none():
     assert env.reset(seed=0, options={"task": None}, task=(4, 4))[1]["task"] == (4, 4)
 
 
+def test_a_task_among_the_options_of_a_worker_is_its_task():
+    with ef.ParallelEnvManager([GridNavi], backend="serial") as manager:
+        (remote,) = manager.remotes
+        for message in ({"task": (2, 2)}, {"options": {"task": (4, 2)}}, None):
+            remote.send(("reset", message))
+            told = remote.recv()[1]["task"]
+        assert told == (4, 2)
+        with pytest.raises(BadArgument, match=r"two tasks, \(2, 2\) and, in options, \(4, 2\)"):
+            remote.send(("reset", {"task": (2, 2), "options": {"task": (4, 2)}}))
+
+
 @pytest.mark.parametrize("worker", [True, False])
 def test_a_worker_that_is_no_number_is_refused_by_name(worker):
     with ef.make_parallel_env("GridNavi-v0", num_workers=2, backend="serial") as penv, pytest.raises(BadArgument, match="slots="):

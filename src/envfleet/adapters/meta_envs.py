@@ -20,6 +20,7 @@ from envfleet.envs.varibad import VariBadWrapper
 from envfleet.errors import BadArgument
 from envfleet.slots.factories import resolve
 from envfleet.util.seeding import stream
+from envfleet.util.text import short
 
 EnvFns = Sequence[Callable[[], Any]]
 
@@ -250,6 +251,10 @@ class Remote:
         task, seed, options = (given.pop(name, None) for name in ("task", "seed", "options"))
         if given:
             raise BadArgument(f"reset takes a dict with task, seed and options, not {', '.join(map(str, given))}")
+        if isinstance(options, Mapping) and options.get("task") is not None:  # the same: the fleet has to know what runs
+            if task is not None:
+                raise BadArgument(f"reset: two tasks, {short(task)} and, in options, {short(options['task'])}")
+            task, options = options["task"], {name: value for name, value in options.items() if name != "task"} or None
         self._fleet.send_reset([seed], None if task is None else [task], [self._slot], options)
 
     @property

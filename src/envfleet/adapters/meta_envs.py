@@ -20,6 +20,7 @@ from envfleet.envs.varibad import VariBadWrapper
 from envfleet.errors import BadArgument
 from envfleet.slots.factories import resolve
 from envfleet.util.seeding import stream
+from envfleet.util.text import short
 
 EnvFns = Sequence[Callable[[], Any]]
 
@@ -27,12 +28,14 @@ EnvFns = Sequence[Callable[[], Any]]
 class MetaEnv(VariBadWrapper):
     """What `make_env` gives: one environment with its training and evaluation tasks."""
 
-    train_tasks: list[Any]
-    eval_tasks: list[Any]
+    train_tasks: Sequence[Any] = ()
+    eval_tasks: Sequence[Any] = ()
 
     def sample_task(self, rng: np.random.Generator) -> Any:
         """A training task; where the family is not split, any task."""
         return _sample(self, rng)
+
+    _draw_task = sample_task  # a reset without a task must not run one that is held out
 
 
 def family(env: Any, episodes_per_task: int = 1, oracle: bool = False, env_kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -105,18 +108,18 @@ class ParallelMetaEnv(SingleAgentView):
         return _sample(self, self._rng)
 
     def reset(self, tasks: Sequence[Any] | None = None, seed: int | None = None) -> Any:
-        """First observations of all; `tasks` has one task per environment (default: training tasks are drawn)."""
-        if tasks is None:
-            tasks = [self.sample_task() for _ in range(self.num_envs)]
+        """First observations of all; `tasks` has one task per environment (default, and for None: a training task is drawn)."""
+        tasks = [None] * self.num_envs if tasks is None else tasks
         _check_tasks(tasks, self.num_envs)
+        chosen = [self.sample_task() if task is None else task for task in tasks]
         self._drop_leftovers()
-        return self.fleet.reset(seed=seed, tasks=list(tasks)).obs
+        return self.fleet.reset(seed=seed, tasks=chosen).obs
 
     def reset_one(self, worker_id: int, task: Any = None, seed: int | None = None) -> Any:
         """The first observation of one environment, with a task (default: a training task is drawn)."""
         chosen = self.sample_task() if task is None else task
         out = self.fleet.is_resetting
-        if isinstance(worker_id, int) and 0 <= worker_id < len(out) and out[worker_id]:  # a reset that was interrupted
+        if worker_id in np.flatnonzero(out):  # a reset that was interrupted
             self.fleet.drop([worker_id])
         return self.fleet.reset(slots=[worker_id], tasks=[chosen], seed=None if seed is None else [seed]).obs[0]
 
@@ -248,6 +251,10 @@ class Remote:
         task, seed, options = (given.pop(name, None) for name in ("task", "seed", "options"))
         if given:
             raise BadArgument(f"reset takes a dict with task, seed and options, not {', '.join(map(str, given))}")
+        if isinstance(options, Mapping) and options.get("task") is not None:  # the same: the fleet has to know what runs
+            if task is not None:
+                raise BadArgument(f"reset: two tasks, {short(task)} and, in options, {short(options['task'])}")
+            task, options = options["task"], {name: value for name, value in options.items() if name != "task"} or None
         self._fleet.send_reset([seed], None if task is None else [task], [self._slot], options)
 
     @property

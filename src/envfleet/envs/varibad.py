@@ -85,12 +85,11 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         """A new outer episode: with this task, the one that was given before, or one that is drawn here."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        task = options.get("task", task) if options is not None else task
+        asked = None if options is None else options.get("task")
+        task = task if asked is None else asked
         self._given |= task is not None
         if not self._given and self._space is not None:
-            task = self._space.sample(
-                self._rng
-            )  # here, not by the environment: that would draw another one for each inner episode
+            task = self._draw_task(self._rng)  # here, not by the environment: that would draw one for each inner episode
         if task is not None:
             self.env.get_wrapper_attr("set_task")(task)
         obs, info = self.env.reset(seed=seed, options=options)
@@ -98,6 +97,10 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         self._number, self._begins, before = 0, True, self._returns
         self._returns = np.full(self.episodes_per_task, np.nan)
         return self._observation(obs, False), {**info, **self._columns(False, self._nothing, before)}
+
+    def _draw_task(self, rng: np.random.Generator) -> Any:
+        assert self._space is not None
+        return self._space.sample(rng)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step of the running inner episode; at its end the next one begins, with the same task."""

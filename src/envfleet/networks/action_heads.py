@@ -62,6 +62,8 @@ class Actions:
             raise BadArgument(f"PPO cannot act in {space}: it knows Discrete, MultiDiscrete, MultiBinary and float Box spaces")
         self.num_outputs = sum(self.counts) if self.counts else self.dim * (2 if self.state_std else 1)
         self.offsets = np.cumsum((0, *self.counts))
+        # Whether the environment gets exactly what was drawn, so that nothing else has to be kept.
+        self.raw_is_env = self.kind == "discrete" and not self.start[0] and space.dtype == np.int64
 
     def _init_box(self, space: gym.spaces.Box, std: str) -> None:
         self.kind, self.dim, self.state_std = "box", int(np.prod(space.shape)), std == "state"
@@ -101,7 +103,7 @@ class Actions:
     def to_env(self, raw: NDArray[Any]) -> Any:
         """Turn raw actions into what the environment gets."""
         if self.kind == "discrete":
-            return raw + self.start[0] if self.start[0] else raw
+            return raw if self.raw_is_env else (raw + self.start[0]).astype(self.space.dtype)
         if self.kind == "multi":
             shaped = (raw + self.start).reshape(*raw.shape[:-1], *self.space.shape)  # type: ignore[misc]
             return shaped.astype(self.space.dtype, copy=False)
@@ -111,11 +113,6 @@ class Actions:
             value = np.clip(raw, self.low, self.high)
         shape = (*raw.shape[:-1], *self.space.shape)  # type: ignore[misc]
         return value.astype(self.space.dtype, copy=False).reshape(shape)
-
-    @property
-    def raw_is_env(self) -> bool:
-        """Whether the environment gets exactly what was drawn, so that nothing else has to be kept."""
-        return self.kind == "discrete" and not self.start[0]
 
     def raw_dtype(self) -> np.dtype[Any]:
         """Return the dtype of raw actions."""

@@ -263,3 +263,18 @@ def flatten_parameters(module: nn.Module) -> nn.Parameter:
         parameter.grad = flat.grad[offset:end].view_as(parameter)
         offset = end
     return flat
+
+
+def check_flat(module: nn.Module, flat: nn.Parameter) -> None:
+    """Refuse parameters that are no views of `flat` any more: they would silently stay as they are. Lost gradients are views again."""
+    assert flat.grad is not None
+    offset = 0
+    for name, parameter in module.named_parameters():
+        end = offset + parameter.numel()
+        if parameter.dtype != flat.dtype or parameter.data_ptr() != flat.data[offset:end].data_ptr():
+            raise BadArgument(
+                f"{name} was replaced or moved, so that it would not be learned: change weights in place (with torch.no_grad(): "
+                "parameter.copy_(…)), or by load_state_dict without assign=True"
+            )
+        parameter.grad = flat.grad[offset:end].view_as(parameter)
+        offset = end

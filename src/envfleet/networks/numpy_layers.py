@@ -87,9 +87,10 @@ class NumpyLayers:
             arrays = [one.detach().numpy() for one in self._parameters]
             self._layers = [(w.T, b, kind) for w, b, kind in zip(arrays[::2], arrays[1::2], self._kinds)]
             in_one_piece = all(one.is_contiguous() and one.dtype == torch.float32 for one in self._parameters)
+            in_one_piece &= all(b.shape == w.shape[1:] for w, b, _ in self._layers)
             self._places = tuple(
-                (one.in_features, one.out_features, one.weight.data_ptr(), one.bias.data_ptr(), kind is nn.Tanh)
-                for one, kind in zip(self._linear, self._kinds)
+                (*w.shape, one.weight.data_ptr(), one.bias.data_ptr(), kind is nn.Tanh)
+                for one, (w, _, kind) in zip(self._linear, self._layers)
                 if in_one_piece
             )
         return self._layers

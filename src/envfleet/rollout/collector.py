@@ -107,6 +107,7 @@ class Collector:
         self._seconds = 0.0
         self._next_ticket = first_ticket
         self._segments: SegmentRun | None = None
+        self._left: npt.NDArray[np.int64] | None = None  # the episodes that ran when segments were left
         self._streaming = False
 
     @property
@@ -146,7 +147,7 @@ class Collector:
 
     def _episodes(self, numbers: Any, end: int, num_steps: int | None, ordered: bool, yield_failed: bool) -> Iterator[Rollout]:
         self._refuse_while_streaming()
-        self._drop_segments()
+        self.drop_segments()
         lost_before = self.ledger.lost
         source = self.source
         if source is not None:
@@ -200,7 +201,7 @@ class Collector:
         try:
             segment = run.collect(num_steps)
         except BaseException:
-            self._drop_segments()
+            self.drop_segments()
             raise
         finally:
             self._clock.book_s += self._clock.lap()
@@ -224,7 +225,9 @@ class Collector:
 
         Without `running` the running episodes are left out: a collector restored from it starts the next ones.
         """
-        return None if self._segments is None else self._segments.state(running)
+        if self._segments is None:
+            return None if self._left is None else {"episode": self._left.copy(), "ledger": self.ledger.state()}
+        return self._segments.state(running)
 
     def restore_segments(self, state: dict[str, Any] | None, how: str = "replay") -> npt.NDArray[np.int64]:
         """Restore what `segment_state` returned, also in another process; return the slots that could not be restored.
@@ -245,19 +248,23 @@ class Collector:
         if self._segments is None:
             if self.source is not None:
                 self.source.in_any_order()
-            self._segments = SegmentRun(self, episode)
+            after = None if self._left is None else self._left + 1
+            self._segments = SegmentRun(self, after if episode is None else episode)
         return self._segments
 
     def _refuse_while_streaming(self) -> None:
         if self._streaming:
             raise FleetError("another episodes() of this collector is not finished: take all of it, or close() it first")
 
-    def _drop_segments(self) -> None:
+    def drop_segments(self) -> None:
+        """Do not continue the episodes that run: the next segment begins new ones."""
         if self._segments is not None:
             self._segments.give_up()
+            self._left = self._segments.episode.copy()  # the next segments go on behind these: seeds and tickets are used once
             self._segments = None
             if self.results is not None:
                 self.results.forget(np.arange(self.fleet.num_envs))
+                self.results.drop_before(self._left + 1)
 
     def stats(self) -> Stats:
         """Statistics of all episodes so far (of segments: those that ended)."""

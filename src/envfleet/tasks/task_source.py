@@ -178,12 +178,15 @@ class TaskSource:
             lag = None if state["lag"] is None else int(state["lag"])
             num_results, following, low = int(state["num_results"]), int(state["next"]), int(state["low"])
             known = {int(ticket) for ticket in state["in"]}
-            curriculum = state["curriculum"]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            if min(num_results, following, low) < 0:
+                raise ValueError("a count is below 0")
+            self.curriculum.load_state_dict(state["curriculum"])  # the last that can fail: it takes all or nothing too
+        except BadArgument:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadArgument(
                 f"the stored tasks are damaged ({type(error).__name__}: {error}): resume from another checkpoint"
             ) from None
-        self.curriculum.load_state_dict(curriculum)
         self._dealt = {ticket: task for ticket, (task, _) in dealt.items()}
         self._trains = {ticket: trains for ticket, (_, trains) in dealt.items()}
         self._inbox, self.num_results = inbox, num_results

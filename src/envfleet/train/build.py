@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from envfleet.slots.factories import resolve
 from envfleet.train.config import PPOConfig
 from envfleet.train.normalise import ObservationNormaliser
 from envfleet.util.seeding import stream
+
+_BUILDING = threading.Lock()  # torch's global generator is seeded for a network: two that are built at once would share it
 
 
 def env_names(env: Any) -> list[Any]:
@@ -100,7 +103,7 @@ def build_net(
 
     `state_space` is that of a centralised critic. `key` distinguishes the networks of one run.
     """
-    with torch.random.fork_rng(devices=[]):
+    with _BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "network", *key).integers(2**62)))
         net = ActorCritic(assigned.observation_space, assigned.action_space, config.network(), state_space)
     return net.to(device)

@@ -171,6 +171,9 @@ class PPOConfig:
 
         def __init__(self, **settings: Any) -> None:
             given = {field_name(name): value for name, value in settings.items()}
+            if len(given) < len(settings):
+                names = ", ".join(name for name in settings if field_name(name) != name)
+                raise BadArgument(f"a setting is given twice: {names} are other spellings of settings")
             values = {spec.name: default_of(spec) for spec in dataclasses.fields(self)}
             preset = preset_for(given.get("env", values["env"]), given.get("preset", values["preset"]))
             if given.get("start_method") is not None:

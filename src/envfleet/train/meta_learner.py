@@ -95,7 +95,9 @@ class Learner:
         """Take the family of a config: its tasks are drawn here, once."""
         self.close()
         self.config = config
-        self._env = env_list(config.env)[0]
+        self._env, *others = env_list(config.env)
+        if others:
+            raise BadArgument(f"env={config.env_name!r}: a Learner needs one family, not {len(others) + 1}")
         self.tasks: Tasks = tasks_of(config, self._env)
         self.num_rollouts_per_iter = config.num_rollouts_per_iter or config.num_envs
         self._agent: TeamLearner | None = None
@@ -119,7 +121,8 @@ class Learner:
         """Collect so many rollouts into `policy_storage`; returns their environment steps.
 
         `parallel_env` is what `make_parallel_env` or `ParallelEnvManager` gives; each of its workers proceeds at its own pace. Without it one environment in
-        this process plays them one after the other. The tickets are the same in both: tasks and seeds. A rollout whose environment fails in every
+        this process plays them one after the other. The tickets are the same in both: seeds, and tasks too unless a `curriculum` chooses
+        them, which knows the results of the tickets before the last 2N, of N workers. A rollout whose environment fails in every
         attempt is left out and counted in `num_lost_rollouts`; the first time there is a warning.
         """
         if num_rollouts < 1:
@@ -215,7 +218,7 @@ class Learner:
                     f"all {self.num_rollouts_per_iter} rollouts of iteration {self.num_iterations} failed in every attempt, so there is "
                     "nothing to learn from: see the warnings and the environment's own errors (fleet.faults)"
                 )
-            losses = self.update()
+            losses = self.update() or {}  # one of the user's own may return nothing
             self.num_iterations += 1
             row = {"step": self.num_env_steps, "return": float(np.mean(returns)), "num_lost_rollouts": self.num_lost_rollouts}
             rows.append({**row, **losses})
@@ -264,6 +267,10 @@ class Learner:
 
 def _read_config(config: Mapping[str, Any] | str | Path) -> tuple[PPOConfig, Any]:
     """The settings of a file or a mapping, and its `num_init_rollouts_pool`, which is not a setting of the trainer's."""
+    if not isinstance(config, (Mapping, str, Path)):
+        raise BadArgument(
+            f"config={config!r}: give a PPOConfig, a mapping with the sections env and train, or the path of a YAML file"
+        )
     where = f"{config}: " if isinstance(config, (str, Path)) else ""
     sections = yaml_sections(config) if isinstance(config, (str, Path)) else config
     if isinstance(sections.get("train"), Mapping):

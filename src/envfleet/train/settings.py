@@ -26,7 +26,7 @@ def parse(name: str, value: Any, shown: str = "") -> Any:
     for kind in kinds:
         try:
             return checked(name, _READ[kind](value) if value is not None else None, shown or f"{name}={value!r}")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:  # the last: int(inf)
             if isinstance(error, BadArgument):
                 raise
             continue  # not of this kind; the next one may fit
@@ -144,8 +144,12 @@ def settings_from_mapping(content: Mapping[str, Any], where: str = "") -> dict[s
     for section, values in content.items():
         if section not in SECTIONS:
             raise BadArgument(f"{where}there is no section {section!r}; the sections are env and train")
+        if not isinstance(values or {}, Mapping):
+            raise BadArgument(f"{where}{section}: {values!r}: settings are needed below it, as {section}: {{name: value}}")
         for key, value in (values or {}).items():
             name = field_name(f"{section}.{key}")
+            if name in settings:
+                raise BadArgument(f"{where}{section}.{key}: {name} was given before, under this or another name")
             settings[name] = parse(name, value)
     return settings
 

@@ -219,8 +219,13 @@ class PPOTrainer:
             segment = self.collector.segment(self.config.num_steps, results=False)
             middle = time.perf_counter()
             losses = self.learner.learn(segment, coefficients)
-        except Exception as error:
-            raise self._explained(error) from error
+        except BaseException as error:
+            # What the learner remembers of the running episodes may be from before this segment: they are not continued.
+            self.collector.drop_segments()
+            self.learner.forget(np.arange(self.config.num_envs))
+            if isinstance(error, Exception):
+                raise self._explained(error) from error
+            raise
         result = self._result(segment, losses, middle - begin, time.perf_counter() - middle)
         self._record(segment, result, coefficients.learning_rate)
         return result

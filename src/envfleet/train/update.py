@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envfleet.networks.actor_critic import ActorCritic, flatten_parameters
+from envfleet.networks.actor_critic import ActorCritic, check_flat, flatten_parameters
 from envfleet.networks.features import MASK_KEY, Inputs
 from envfleet.networks.network_policy import PREVIOUS, NotFinite
 from envfleet.rollout.segments.segment import RaggedSegment, Segment
@@ -60,6 +60,7 @@ class PolicyLearner:
 
     def learn(self, segment: Segment, now: Coefficients) -> dict[str, float]:
         """Improve the network on one segment; return the mean losses of the last epoch."""
+        check_flat(self.net, self.flat)
         inputs, bad = self._inputs(segment)
         first_time = self.observations is not None and not self.observations.count
         if self.observations is not None:
@@ -99,8 +100,8 @@ class PolicyLearner:
                 # The step before a NaN is bootstrapped from it: leave that out too.
                 bad |= wrong[1:] & ~segment.ended
                 inputs["vector"] = np.where(wrong[..., None], np.float32(0), vector)
-        if not np.isfinite(segment.reward.sum()):
-            wrong = ~np.isfinite(segment.reward)
+        wrong = ~np.isfinite(segment.reward)
+        if wrong.any():
             if self.config.on_nan == "stop":
                 raise NotFinite(_address(segment, wrong, what="reward"))
             bad |= wrong
@@ -117,7 +118,7 @@ class PolicyLearner:
         fresh_t = torch.from_numpy(fresh).to(device)
         with torch.no_grad():
             outputs, values, states = self._run(tensors, fresh_t)
-            final_values = self._final_values(segment, states)
+            final_values = self._final_values(segment, states, bad)
             drawn: NDArray[Any] = segment.extras.get("raw", segment.action)  # type: ignore[assignment]
             raw = _tensor(drawn, device)
             mask = self._mask(segment)
@@ -168,13 +169,16 @@ class PolicyLearner:
         values = torch.cat([piece.value for piece in pieces]).view(fresh.shape)
         return actions, values, _no_states(fresh)
 
-    def _final_values(self, segment: Segment, states: torch.Tensor) -> NDArray[np.float64]:
-        """V(final_obs) where an episode was truncated, [T, B]; the critic remembers that episode, not the next."""
+    def _final_values(self, segment: Segment, states: torch.Tensor, bad: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """V(final_obs) where an episode was truncated, [T, B]; the critic remembers that episode, not the next.
+
+        Where it is not finite the row is `bad`: there is nothing to bootstrap from.
+        """
         final = np.zeros(segment.reward.shape)
         if not len(segment.end_index):
             return final
         t, b = segment.end_index[:, 0], segment.end_index[:, 1]
-        cut = segment.truncated[t, b] & ~segment.terminated[t, b]
+        cut = segment.truncated[t, b] & ~segment.terminated[t, b] & segment.scored[t, b] & ~bad[t, b]
         if not cut.any():
             return final
         t, b = t[cut], b[cut]
@@ -182,8 +186,13 @@ class PolicyLearner:
         if self.net.previous is not None:
             told = self.net.previous(segment.action[t, b], segment.reward[t, b], np.zeros(len(t), bool))
         inputs = self.net.features(tree_map(lambda leaf: np.asarray(leaf)[cut], segment.final_obs), told)
-        if "vector" in inputs:
-            inputs["vector"] = np.nan_to_num(inputs["vector"])
+        if "vector" in inputs and (missing := ~np.isfinite(inputs["vector"]).all(axis=-1)).any():
+            wrong = np.zeros_like(bad)
+            wrong[t[missing], b[missing]] = True
+            if self.config.on_nan == "stop":
+                raise NotFinite(_address(segment, wrong, what="last observation of the episode"))
+            bad |= wrong
+            inputs["vector"][missing] = 0.0
         if self.observations is not None:
             inputs = self.observations(inputs)
         device = self.net.device
@@ -214,10 +223,10 @@ class PolicyLearner:
                 each = [self._fused_step(index, now, measure) for index in shuffled.pieces(self.rng)]
             else:
                 each = [self._step(batch, now, measure) for batch in shuffled.minibatches(self.rng)]
-            if target_kl is not None and max(losses.get("approx_kl", 0.0) for losses in each) > 1.5 * target_kl:
+            if target_kl is not None and max((losses.get("approx_kl", 0.0) for losses in each), default=0.0) > 1.5 * target_kl:
                 break
-        names = dict.fromkeys(name for losses in each for name in losses)
-        means = {name: sum(losses.get(name, 0.0) for losses in each) / len(each) for name in names}
+        found = [losses for losses in each if losses]  # not of minibatches that were left out
+        means = {name: sum(losses[name] for losses in found) / len(found) for name in (found[0] if found else ())}
         return {**means, "epochs": float(epoch + 1), "skipped": float(self.num_skipped)}
 
     def _step(self, batch: Tensors, now: Coefficients, measure: bool) -> dict[str, float]:
@@ -238,6 +247,8 @@ class PolicyLearner:
     def _fused_step(self, index: NDArray[np.int64], now: Coefficients, measure: bool) -> dict[str, float]:
         assert self.fused is not None
         norm, losses = self.fused(index, now, self.config.normalize_advantage)
+        if not np.isfinite(losses["value_loss"]):  # the gradient of a huge error is finite where its square is not
+            norm = np.nan
         return self._apply(norm, lambda: losses, now, measure)
 
     def _apply(self, norm: float, report: Callable[[], dict[str, float]], now: Coefficients, measure: bool) -> dict[str, float]:
@@ -283,7 +294,8 @@ class _Shuffled:
             else:
                 split = value.view(pieces, length, rows, *value.shape[2:]).transpose(0, 1)
                 self.flat[name] = split.reshape(length, pieces * rows, *value.shape[2:])
-        self.indices = np.arange(pieces * rows)
+        # A minibatch of sequences in which no row counts would still be a step of Adam, by its momentum.
+        self.indices = np.flatnonzero(self.flat["scored"].any(dim=0).cpu().numpy())
 
     def minibatches(self, rng: np.random.Generator) -> Any:
         """Yield dictionaries of tensors."""

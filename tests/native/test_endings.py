@@ -131,14 +131,25 @@ def test_interrupts_while_python_finishes_slots_leave_none_out(workers: int) -> 
 
 
 def test_slots_that_threads_step_are_abandoned_when_they_are_done() -> None:
-    with ef.make(functools.partial(NativeCounting, busy_us=30_000), 6, backend="native", num_workers=3) as fleet:
+    with ef.make(functools.partial(NativeCounting, busy_us=10_000), 8, backend="native", num_workers=3) as fleet:
         fleet.reset(seed=0)
-        fleet.step([0] * 6)
-        for slots in ([5], None):
-            fleet.send([0] * 6)
-            assert fleet.abandon(slots) == []
-            fleet.drop()
-            assert fleet.reset(seed=0).scored.tolist() == [False] * 6 and not len(fleet.quarantined)
+        fleet.step([0] * 8)
+        for count in (8, 7, 5, 4, 8):  # the caller steps too: which threads are busy at its end depends on how many there are
+            fleet.send([0] * count, slots=range(count))
+            assert fleet.abandon() == []
+            assert not fleet.reset(seed=0).scored.any() and not len(fleet.quarantined)
+
+
+@pytest.mark.xfail(reason="compiled/native_pool.c: help() looks at its deadline only when no work is left", strict=False)
+def test_what_is_not_to_block_does_no_work() -> None:
+    with ef.make(functools.partial(NativeCounting, busy_us=2_000), 64, backend="native", num_workers=2) as fleet:
+        fleet.reset(seed=0)
+        fleet.step([0] * 64)
+        fleet.send([0] * 64)
+        assert len(fleet.ready()) < 40  # the other thread's share, not all
+        with pytest.raises(ef.RecvTimeout):
+            fleet.recv(timeout_s=0)
+        assert fleet.recv().scored.all()
 
 
 CLOSED_TOO_EARLY = """
@@ -179,7 +190,6 @@ while any(env.in_step for env in envs):  # the episode ends, and the thread rese
 
 @pytest.mark.parametrize(("how", "said"), [("once", ["busy"]), ("interrupted", ["interrupted", "busy"])])
 def test_a_thread_that_is_left_behind_does_no_harm(how: str, said: list[str]) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", CLOSED_TOO_EARLY, how], env=child_env(), capture_output=True, text=True, timeout=60
-    )
+    words = [sys.executable, "-c", CLOSED_TOO_EARLY, how, library()]
+    child = subprocess.run(words, env=child_env(), capture_output=True, text=True, timeout=60)
     assert (child.returncode, child.stdout.split()) == (0, said), child.stderr

@@ -527,10 +527,11 @@ class Fleet:
                     changes[slot]["next_task"] = self._table.task_id(value, self._backend.give_tasks)
         if seeds is not None:
             given = per_slot("seeds", seeds, len(names), (list, tuple, np.ndarray))
-            self._backend.check_seeds(list(changes), given, now)
-            for slot, value in zip(changes, given):
-                if value is not None:
-                    changes[slot]["next_seed"] = checked_seed(value)
+            checked = [None if value is None else checked_seed(value) for value in given]
+            self._backend.check_seeds(list(changes), checked, now)
+            for slot, number in zip(changes, checked):
+                if number is not None:
+                    changes[slot]["next_seed"] = number
         for slot, change in changes.items():
             self._table.assign(self.slab, slot, change)
 

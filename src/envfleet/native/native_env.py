@@ -234,8 +234,10 @@ class NativeEnv(gym.Env[Any, Any]):
             return None
         room = 65536
         text = ctypes.create_string_buffer(room)
-        size_bytes = min(room, max(0, draw(self._state_at, text, room)))
-        return text.raw[:size_bytes].decode(errors="replace")
+        size_bytes = draw(self._state_at, text, room)
+        if size_bytes < 0:  # it threw, and the text says what
+            raise RuntimeError(text_of(text))
+        return text.raw[: min(room, size_bytes)].decode(errors="replace")
 
 
 def _entry(library: str | None, name: str | None) -> Entry:

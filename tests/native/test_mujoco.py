@@ -129,6 +129,7 @@ def test_a_forked_child_does_not_wait_for_the_lanes_of_its_parent() -> None:
         lane.busy = 1  # as if threads were stepping at the moment of the fork
     child = os.fork()
     if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(20)  # ends it, should it wait for ever
         native_mujoco.NativeHalfCheetah().reset(seed=0)
         os._exit(0)

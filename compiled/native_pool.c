@@ -139,9 +139,9 @@ PyObject *runner_start_threads(Runner *runner, PyObject *number) {
         error = pthread_create(&pool->threads[pool->num_threads], NULL, thread_main, pool);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {
-        errno = error;
         PyObject *stopped = runner_stop_threads(runner, Py_None);
         Py_XDECREF(stopped);
+        errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
     Py_RETURN_NONE;
@@ -183,9 +183,8 @@ PyObject *runner_submit(Runner *runner, PyObject *numbers) {
 // Waits, and steps meanwhile, until at most `target` slots are out or the time is over. Without the interpreter lock.
 static void help(Pool *pool, Py_ssize_t target, int64_t deadline) {
     pthread_mutex_lock(&pool->lock);
-    while (pool->waiting + pool->num_busy > target) {
+    while (pool->waiting + pool->num_busy > target && now_ns() < deadline) {
         if (work_some(pool, 0)) continue;
-        if (now_ns() >= deadline) break;
         // The others are at their last few slots: look for a moment, then sleep.
         Py_ssize_t busy = pool->num_busy;
         pthread_mutex_unlock(&pool->lock);

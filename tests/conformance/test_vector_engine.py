@@ -177,3 +177,12 @@ def test_closing_closes_the_engine_once(no_leaks: Any) -> None:
     dropped = fleet_of()
     del dropped
     assert Counters.num_open == 0
+
+
+@pytest.mark.parametrize("seeds", [["a", "b"], [2**70, 2**70 + 1], [0.5, 1.5], -1])
+def test_what_is_no_seed_is_refused_before_the_engine_is_asked(seeds: Any) -> None:
+    with ef.make("CartPole-v1", 2, backend="vector", on_end="wait") as fleet:
+        first = fleet.reset(seed=0).obs
+        with pytest.raises(BadArgument, match="give a whole number from 0"):
+            fleet.reset(seed=seeds)
+        assert np.array_equal(fleet.reset(seed=0).obs, first)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import envfleet as ef
+from envfleet.adapters.true_states import TrueStates
 from envfleet.envs.cage2 import STATE, TRUE_STATE, B_lineAgent, Cage2Env, NativeCage2Env, RedMeanderAgent, true_states
+from envfleet.errors import EnvFailed
 
 VIEWS = {
     "shared memory": lambda **more: ef.ParallelEnvSharedMemory(**{"num_workers": 1, **more}),
@@ -74,6 +76,20 @@ def test_true_states_follow_a_restored_snapshot():
             envs.step([0, 0, 0])
         envs.fleet.restore(start)
         assert np.array_equal(envs.get_true_states(), true[[1, 1, 1]])
+
+
+def test_true_states_are_those_of_an_environment_that_was_built_again():
+    with ef.make("cage2", 3, backend="native") as fleet:
+        true = TrueStates(fleet)
+        fleet.reset(seed=0)
+        with pytest.raises(EnvFailed):
+            fleet.step([0, 999, 0])
+        fleet.drop()
+        true.read()  # while slot 1 is lost
+        fleet.reset(seed=0)
+        fleet.step([0, 0, 0])
+        fleet.step([0, 0, 0])
+        assert true.read()["steps"].tolist() == [2, 2, 2]
 
 
 def test_the_state_can_travel_in_the_observation():

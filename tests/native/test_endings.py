@@ -6,6 +6,8 @@ import functools
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 import envfleet as ef
 from envfleet.errors import FleetClosed, SlotBusy
-from tests.support.native_probes import NativeCounting
+from tests.support.native_probes import NativeCounting, library
+from tests.support.system import child_env
 
 BUSY = functools.partial(NativeCounting, limit=50, busy_us=500)
 
@@ -125,3 +128,67 @@ def test_interrupts_while_python_finishes_slots_leave_none_out(workers: int) -> 
         ended.set()
         thread.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_slots_that_threads_step_are_abandoned_when_they_are_done() -> None:
+    with ef.make(functools.partial(NativeCounting, busy_us=10_000), 8, backend="native", num_workers=3) as fleet:
+        fleet.reset(seed=0)
+        fleet.step([0] * 8)
+        for count in (8, 7, 5, 4, 8):  # the caller steps too: which threads are busy at its end depends on how many there are
+            fleet.send([0] * count, slots=range(count))
+            assert fleet.abandon() == []
+            assert not fleet.reset(seed=0).scored.any() and not len(fleet.quarantined)
+
+
+def test_what_is_not_to_block_does_no_work() -> None:
+    with ef.make(functools.partial(NativeCounting, busy_us=2_000), 64, backend="native", num_workers=2) as fleet:
+        fleet.reset(seed=0)
+        fleet.step([0] * 64)
+        fleet.send([0] * 64)
+        assert len(fleet.ready()) < 40  # the other thread's share, not all
+        with pytest.raises(ef.RecvTimeout):
+            fleet.recv(timeout_s=0)
+        assert fleet.recv().scored.all()
+
+
+CLOSED_TOO_EARLY = """
+import functools, gc, signal, sys, time, warnings
+import envfleet as ef
+from tests.support import native_probes
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+warnings.simplefilter("ignore")
+native_probes.library = lambda: sys.argv[2]  # built already
+fleet = ef.make(functools.partial(native_probes.NativeCounting, limit=1, busy_us=20_000), 3, backend="native", num_workers=3)
+fleet.reset(seed=0)
+envs = fleet.call("__apply__", lambda env: env)
+for _ in range(2):  # until it is known how long a step takes, the caller steps; every step ends an episode
+    fleet.step([0] * 3)
+for env in envs:
+    env.state_view[16:24].view("i8")[0] = 500_000  # from here on a step takes half a second
+fleet.send([0] * 3)
+while not any(env.in_step for env in envs):
+    pass
+if sys.argv[1] == "interrupted":
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    try:
+        fleet.close(timeout_s=0.05)
+    except KeyboardInterrupt:
+        print("interrupted")
+fleet.close(timeout_s=0.05)
+del fleet
+gc.collect()
+print("busy" if any(env.in_step for env in envs) else "too late")
+while any(env.in_step for env in envs):  # the episode ends, and the thread resets the environment
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("once", ["busy"]), ("interrupted", ["interrupted", "busy"])])
+def test_a_thread_that_is_left_behind_does_no_harm(how: str, said: list[str]) -> None:
+    words = [sys.executable, "-c", CLOSED_TOO_EARLY, how, library()]
+    child = subprocess.run(words, env=child_env(), capture_output=True, text=True, timeout=60)
+    assert (child.returncode, child.stdout.split()) == (0, said), child.stderr

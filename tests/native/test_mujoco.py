@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import gymnasium as gym
@@ -120,3 +121,18 @@ def test_a_fleet_gets_a_fault_row_for_an_error_of_mujoco(tmp_path: Any) -> None:
         fleet.reset(seed=0)
         batches = [fleet.step(np.ones((2, 8), np.float32)) for _ in range(40)]
     assert any(batch.faulted.any() for batch in batches)
+
+
+def test_a_forked_child_does_not_wait_for_the_lanes_of_its_parent() -> None:
+    env = native_mujoco.NativeHalfCheetah()
+    for lane in env._engine._lanes:
+        lane.busy = 1  # as if threads were stepping at the moment of the fork
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # ends it, should it wait for ever
+        native_mujoco.NativeHalfCheetah().reset(seed=0)
+        os._exit(0)
+    for lane in env._engine._lanes:
+        lane.busy = 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -17,6 +20,7 @@ from envfleet.native.library import load_library
 from envfleet.native.native_env import NativeEnv
 from envfleet.slots.layout import FAULT, READY
 from tests.support.native_probes import NativeCounting, NativeFaulty, library, probe
+from tests.support.system import child_env
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -293,3 +297,67 @@ def test_the_check_finds_what_breaks_the_contract(tmp_path: Path, capsys: Any) -
     assert main(["native", "check", path, "--num-episodes", "1"]) == 1
     said = capsys.readouterr().out
     assert "gives another episode the second time" in said and "after its memory was restored" in said
+
+
+def test_the_check_tells_what_is_thrown(capsys: Any) -> None:
+    assert main(["native", "check", library(), "--num-episodes", "1"]) == 1
+    assert "Faulty: \n  an episode failed: planted fault in step" in capsys.readouterr().out
+
+
+def test_the_check_passes_over_what_only_python_can_make(capsys: Any) -> None:
+    assert main(["native", "check", "--num-episodes", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "MuJoCo: not checked" in said and "Cage2: fine" in said
+
+
+def test_two_environments_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "twice.cpp").write_text(
+        SMALL.replace("VALUE", "1").replace("ENV(Small)", "ENVS(envfleet::Table<Small>::table, envfleet::Table<Small>::table)")
+    )
+    path = str(build_library(tmp_path / "twice.cpp")[0])
+    # In a process of its own, because it used to search for ever.
+    asks = f"from envfleet.native.library import load_library; load_library({path!r})"
+    child = subprocess.run([sys.executable, "-c", asks], env=child_env(), capture_output=True, text=True, timeout=60)
+    assert "has two environments with the name 'Small'" in child.stderr
+
+
+@pytest.mark.parametrize("chosen", ["doubles", "floats"])
+def test_a_class_with_other_spaces_than_its_library_writes_its_own_rows_only(chosen: str) -> None:
+    """The library has float64 and the class says float32, or the other way round: Python converts, as for every environment."""
+
+    class Declared(NativeEnv):
+        def __init__(self) -> None:
+            super().__init__(library(), chosen.capitalize())
+            dtype = np.float32 if chosen == "doubles" else np.float64
+            self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 3), dtype)
+            self.action_space = gym.spaces.Box(-np.inf, np.inf, (2, 3), dtype)
+
+    with ef.make(Declared, 3, backend="native", num_workers=1) as fleet:
+        fleet.reset(seed=0)
+        actions = np.arange(18, dtype=fleet.single_action_space.dtype).reshape(3, 2, 3)
+        for _ in range(4):
+            batch = fleet.step(actions)
+        assert np.array_equal(batch.obs, actions) and batch.reward.tolist() == [0.0] * 3
+        fleet.reset(slots=[1])
+        fleet.send(actions[:1], slots=[0])
+        fleet.recv()
+        assert not fleet.slab.obs[1].any()  # it was not written over by its neighbour
+
+
+@pytest.mark.parametrize(("compiler", "out", "said"), [('a "', "x.so", "CXX cannot be read"), ("c++", "", "is a folder")])
+def test_a_build_that_cannot_begin_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, out: str, said: str
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    (tmp_path / "small.cpp").write_text(SMALL)
+    with pytest.raises(BadArgument, match=said):
+        build_library(tmp_path / "small.cpp", tmp_path / out)
+
+
+def test_what_render_throws_is_an_error(tmp_path: Path) -> None:
+    drawing = '    int64_t render(char *, int64_t) const { throw std::runtime_error("no paper"); }\n};\nENVFLEET_ENV'
+    (tmp_path / "small.cpp").write_text(SMALL.replace("VALUE", "1").replace("};\nENVFLEET_ENV", drawing))
+    path = str(build_library(tmp_path / "small.cpp")[0])
+    draws = f"from envfleet.native.native_env import NativeEnv; NativeEnv({path!r}, render_mode='ansi').render()"
+    child = subprocess.run([sys.executable, "-c", draws], env=child_env(), capture_output=True, text=True, timeout=60)
+    assert "RuntimeError: no paper" in child.stderr

@@ -14,7 +14,7 @@ void work(int64_t busy_us) {
 }
 
 struct Counting {
-    int64_t count, limit, busy_us;
+    int64_t count, limit, busy_us, in_step; // in_step: until the reset after the last step
     static constexpr const char *name = "Counting";
     static constexpr envfleet::Option options[] = {{"limit", 5}, {"busy_us", 0}};
     static void spaces(const double *, envfleet::Spaces &space) {
@@ -27,10 +27,11 @@ struct Counting {
         busy_us = (int64_t)option[1];
     }
     void reset(envfleet::Call &call) {
-        count = 0;
+        count = in_step = 0;
         call.obs<double>()[0] = 0;
     }
     void step(envfleet::Call &call) {
+        in_step = 1;
         work(busy_us);
         call.obs<double>()[0] = (double)++count;
         call.reward = 1;
@@ -104,6 +105,18 @@ struct Faulty {
     }
 };
 
+// Counting with a state that is larger.
+struct Big {
+    int64_t count, unused[100];
+    static constexpr const char *name = "Big";
+    static void spaces(const double *, envfleet::Spaces &space) {
+        space.obs.box<double>({1}, 0, 1e6);
+        space.action.discrete(2);
+    }
+    void reset(envfleet::Call &call) { call.obs<double>()[0] = (double)(count = 0); }
+    void step(envfleet::Call &call) { call.obs<double>()[0] = (double)++count; }
+};
+
 // Every kind of space: what arrives in `step` is what is observed.
 template <typename T> struct Wide {
     static void spaces(const double *, envfleet::Spaces &space) {
@@ -154,5 +167,5 @@ struct Shifted {
 } // namespace
 
 ENVFLEET_ENVS(envfleet::Table<Counting>::table, envfleet::Table<Tasked>::table, envfleet::Table<Faulty>::table,
-              envfleet::Table<Bytes>::table, envfleet::Table<SignedBytes>::table, envfleet::Table<Ints>::table, envfleet::Table<Longs>::table,
+              envfleet::Table<Big>::table, envfleet::Table<Bytes>::table, envfleet::Table<SignedBytes>::table, envfleet::Table<Ints>::table, envfleet::Table<Longs>::table,
               envfleet::Table<Floats>::table, envfleet::Table<Doubles>::table, envfleet::Table<Indexed>::table, envfleet::Table<Shifted>::table)

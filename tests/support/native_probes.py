@@ -59,6 +59,10 @@ class NativeCounting(NativeProbe):
     def __init__(self, limit: int = 5, reuse: bool = False, render_mode: str | None = None, busy_us: int = BUSY_US) -> None:
         super().__init__(library(), "Counting", render_mode, limit=limit, busy_us=busy_us)
 
+    @property
+    def in_step(self) -> bool:
+        return bool(self.state_view[24:32].view(np.int64)[0])
+
 
 class NativeTasked(NativeProbe):
     """`envfleet.envs.probe.Tasked`, without infos."""

@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("ENVFLEET_TEST_VENVS", ROOT / ".envs"))
 NEW, OLD = "openenv==0.10.0", "openenv-core==0.3.0"  # one project under two names: never both in one venv
+PINS = HERE / "openenv.txt"  # the versions that were found for NEW: without them pip tries many, for minutes
 OURS = ("gymnasium", "cloudpickle", "threadpoolctl")  # what envfleet itself needs, to meet official client objects
 
 
@@ -26,7 +27,8 @@ def interpreter(package: str) -> Path:
     if not (home / ".complete").exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", package, *OURS], check=True)
+        pins = ["-c", str(PINS)] if package == NEW else []
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *pins, package, *OURS], check=True)
         (home / ".complete").touch()
     return python
 

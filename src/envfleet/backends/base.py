@@ -6,7 +6,7 @@ import abc
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,13 @@ from envfleet.slots.slab import Slab, Slots
 from envfleet.workers.shared_memory import Pulse
 
 Turns = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+class EnvState(NamedTuple):
+    """An environment that is plain memory: what it is, in words, and a copy of its memory."""
+
+    kind: str
+    memory: bytes
 
 
 class Backend(abc.ABC):
@@ -188,12 +195,12 @@ class Backend(abc.ABC):
     def give_mail(self, mail: Mapping[int, Mapping[int, Any]]) -> None:
         """Objects of mailbox action leaves: leaf index -> slot -> object."""
 
-    def states(self, slots: Slots) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The whole state of the environments in these slots as bytes, a row each, where environments are plain memory."""
+    def states(self, slots: Slots) -> list[EnvState]:
+        """The whole state of the environments in these slots, where environments are plain memory."""
         raise BadArgument(f"backend {self.name!r} cannot copy environments: snapshots need backend='native'")
 
-    def set_states(self, slots: Slots, states: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        """Give environments the states that `states` gave; the heads of their rows are written already."""
+    def set_states(self, slots: Slots, states: Sequence[EnvState]) -> None:
+        """Give environments states of their kind; the heads of their rows are written already."""
         raise BadArgument(f"backend {self.name!r} cannot copy environments: snapshots need backend='native'")
 
     def resize(self, num_workers: int, has_env: np.ndarray[Any, np.dtype[np.bool_]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.backends.base import Backend, Turns
+from envfleet.backends.base import Backend, EnvState, Turns
 from envfleet.errors import KeeperLost
 from envfleet.faults.failure import Failure, Loss
 from envfleet.slots.factories import Recipe
@@ -464,19 +464,19 @@ class JoinedBackend(Backend):
             if found or self.has_trouble or not asked or time.monotonic() >= deadline:
                 return found
 
-    def states(self, slots: Slots) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def states(self, slots: Slots) -> list[EnvState]:
         """Of native parts."""
-        rows: dict[int, Any] = {}
+        found: dict[int, EnvState] = {}
         for part, mine in self._split(slots):
-            rows.update(zip(mine.tolist(), part.backend.states(mine - part.first)))
-        return np.stack([rows[slot] for slot in slots.tolist()])
+            found.update(zip(mine.tolist(), part.backend.states(mine - part.first)))
+        return [found[slot] for slot in slots.tolist()]
 
-    def set_states(self, slots: Slots, states: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    def set_states(self, slots: Slots, states: Sequence[EnvState]) -> None:
         """Of native parts, which read the heads of their own rows."""
-        owners = self._owners[slots]
+        given = dict(zip(slots.tolist(), states))
         for part, mine in self._split(slots):
             self._copy_down(part, mine)
-            part.backend.set_states(mine - part.first, states[owners == self._owners[mine[0]]])
+            part.backend.set_states(mine - part.first, [given[slot] for slot in mine.tolist()])
 
     def mind(self, free: Callable[[], Slots]) -> None:
         """Let every part do its periodic work with its own slots."""

@@ -6,13 +6,17 @@ and snapshots. Deadlines cannot be enforced: native code that hangs blocks a thr
 
 from __future__ import annotations
 
+import ctypes
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
+from envfleet.backends.base import EnvState
 from envfleet.backends.local import Described
 from envfleet.backends.serial import SerialBackend
 from envfleet.errors import BadArgument
@@ -21,8 +25,10 @@ from envfleet.native.native_env import NativeEnv
 from envfleet.slots.factories import Recipe
 from envfleet.slots.layout import Layout
 from envfleet.slots.slab import Slab, Slots
-from envfleet.slots.slot_life import SlotLife
 from envfleet.util.machine import usable_cpus
+
+#: Wrappers that keep nothing between steps but the number of steps, which follows from the row.
+_WITHOUT_STATE = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
 class NativeBackend(SerialBackend):
@@ -36,6 +42,7 @@ class NativeBackend(SerialBackend):
         super().__init__()
         self._wanted = num_workers
         self._has_threads = False
+        self._was_stopped = False  # stop_threads was called; it may have been interrupted
         self._states: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)  # [slot, bytes]: the memory of every environment
 
     def start(self, recipe: Recipe) -> dict[int, Described]:
@@ -49,6 +56,19 @@ class NativeBackend(SerialBackend):
                     "use backend='auto', or write it in C++ (docs/native.md)"
                 )
         return built
+
+    def _make_lives(self, recipe: Recipe) -> None:
+        super()._make_lives(recipe)
+        for life in self.lives:
+            life.make_env = partial(self._make_env, life.slot, life.make_env)
+
+    def _make_env(self, slot: int, make: Callable[[], Any]) -> Any:
+        """Build an environment; one that replaces another lives in its memory, which others may look at (true states)."""
+        env = make()
+        inner = getattr(env, "unwrapped", None)
+        if isinstance(inner, NativeEnv) and inner.memory_bytes <= self._states.shape[1]:
+            inner.use_memory(self._states[slot, : inner.memory_bytes])
+        return env
 
     def attach(self, layout: Layout) -> Slab:
         """Rows on the heap, states in one block, threads if several were asked for."""
@@ -112,45 +132,47 @@ class NativeBackend(SerialBackend):
 
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """End the threads, close the environments; says if a thread hangs."""
-        problems: list[tuple[int, Failure | Loss]] = []
         if self._has_threads:
+            was_stopped, self._was_stopped = self._was_stopped, True
+            hung = self._runner.stop_threads(timeout_s)
             self._has_threads = False
-            if hung := self._runner.stop_threads(timeout_s):
-                text = f"{hung} of its threads hang in native code and cannot be ended"
-                problems.append((0, Failure("step", text, "", kind="timeout")))
-        return problems + super().close(timeout_s)
+            if hung or was_stopped:  # of a close that was interrupted nobody knows whether threads hang
+                # They will still write to rows and states: all of it stays in memory for good, and no environment is closed.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+                text = f"{hung or 'some'} of its threads hang in native code and cannot be ended"
+                return [(0, Failure("step", text, "", kind="timeout"))] if hung else []
+        problems = super().close(timeout_s)
+        self.lives.clear()  # they hold this backend, and a cycle would stay in memory until the collector runs
+        return problems
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 
-    def states(self, slots: Slots) -> NDArray[np.uint8]:
+    def states(self, slots: Slots) -> list[EnvState]:
         """Copies of the environments' memory: state, random stream and task."""
-        out = np.zeros((len(slots), self._states.shape[1]), np.uint8)
-        for row, slot in zip(out, slots.tolist()):
-            row[:] = self._env_of(slot).memory
-        return out
+        envs = [self._layers_of(slot)[-1] for slot in slots.tolist()]
+        return [EnvState(env.kind, env.memory.tobytes()) for env in envs]
 
-    def set_states(self, slots: Slots, states: NDArray[np.uint8]) -> None:
+    def set_states(self, slots: Slots, states: Sequence[EnvState]) -> None:
         """Give environments another state; their counters follow from the heads of their rows."""
-        for row, slot in zip(states, slots.tolist()):
-            env = self._env_of(slot)
-            env.memory[:], env._is_seeded = row, True
-            life = self.lives[slot]
-            if life.runner is None:
-                _set_elapsed(life, int(self.slab.head["now_length"][slot]))
-            else:
-                life.release()  # the task in memory may be another now
+        for slot, state in zip(slots.tolist(), states):
+            *wrappers, env = self._layers_of(slot)
+            self.lives[slot].release()  # the task in memory may be another now
+            env.memory[:], env._is_seeded = np.frombuffer(state.memory, np.uint8), True
+            for wrapper in wrappers:
+                if isinstance(wrapper, TimeLimit):
+                    wrapper._elapsed_steps = int(self.slab.head["now_length"][slot])  # type: ignore[assignment]
 
-    def _env_of(self, slot: int) -> NativeEnv:
-        env: NativeEnv = self.lives[slot].env.unwrapped
-        return env
-
-
-def _set_elapsed(life: SlotLife, steps: int) -> None:
-    env: Any = life.env
-    while not isinstance(env, NativeEnv):
-        if isinstance(env, TimeLimit):
-            env._elapsed_steps = steps  # type: ignore[assignment]
-        env = env.env
+    def _layers_of(self, slot: int) -> list[Any]:
+        """The wrappers of a slot, the outermost first, and its environment. Those whose state would be missing are refused."""
+        layers = [self.lives[slot].env]
+        while type(layers[-1]) in _WITHOUT_STATE:
+            layers.append(layers[-1].env)
+        if not isinstance(layers[-1], NativeEnv):
+            raise BadArgument(
+                f"slot {slot} has {type(layers[-1]).__name__} around its environment: what a wrapper remembers is not in a snapshot, "
+                "so only fleets without wrappers (but time limits) have snapshots"
+            )
+        return layers
 
 
 def _block(rows: int, size_bytes: int) -> NDArray[np.uint8]:

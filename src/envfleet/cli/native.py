@@ -84,6 +84,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from envfleet.errors import BadArgument
     from envfleet.native.library import load_library, own_library
     from envfleet.native.native_env import NativeEnv
     from envfleet.native.play_check import check_env
@@ -91,7 +92,13 @@ def _check(args: argparse.Namespace) -> int:
     path = args.library or own_library()
     failed = False
     for name in load_library(path):
-        problems = check_env(NativeEnv(path, name), args.num_episodes)
+        try:
+            problems = check_env(NativeEnv(path, name), args.num_episodes)
+        except BadArgument as refused:
+            if args.library is None:  # MuJoCo's need the engine that their Python classes make
+                print(f"{name}: not checked ({refused})")
+                continue
+            problems = [str(refused)]
         print(f"{name}: {'fine' if not problems else ''}" + "".join(f"\n  {problem}" for problem in problems))
         failed |= bool(problems)
     return int(failed)

@@ -407,6 +407,7 @@ class Fleet:
         For a deadline of your own, and for leaving early. A worker process is killed, and other slots that share it come
         back as FAULT rows; an awaited call is cancelled. A thread cannot be ended: on `thread`, and for ordinary envs on
         `aio`, the call runs on, nothing of it is used, and the slot is quarantined. Rows that were complete are dropped too.
+        On `native` it waits: code in C++ cannot be given up.
         Returns the faults that were recorded for these slots; they do not count as restarts.
 
         Example:
@@ -426,6 +427,9 @@ class Fleet:
         num_faults = len(self.faults)
         if self._backend.num_out:
             self._backend.wait(self.num_envs, 0.0)  # what is complete stays complete; slots of the parent's own are stepped
+        table, part_of = self._table, self._backend.part_of
+        while any(table.given[i] != table.done[i] and not part_of(i).has_deadlines for i in chosen.tolist()):
+            self._backend.wait(1, 0.1)  # native code cannot be given up: it is waited for
         self._supervisor.abandon(chosen.tolist())
         self._last_slots = _NO_SLOTS
         return [fault for fault in self.faults[num_faults:] if fault.slot in chosen]
@@ -523,10 +527,11 @@ class Fleet:
                     changes[slot]["next_task"] = self._table.task_id(value, self._backend.give_tasks)
         if seeds is not None:
             given = per_slot("seeds", seeds, len(names), (list, tuple, np.ndarray))
-            self._backend.check_seeds(list(changes), given, now)
-            for slot, value in zip(changes, given):
-                if value is not None:
-                    changes[slot]["next_seed"] = checked_seed(value)
+            checked = [None if value is None else checked_seed(value) for value in given]
+            self._backend.check_seeds(list(changes), checked, now)
+            for slot, number in zip(changes, checked):
+                if number is not None:
+                    changes[slot]["next_seed"] = number
         for slot, change in changes.items():
             self._table.assign(self.slab, slot, change)
 
@@ -545,7 +550,7 @@ class Fleet:
         return self._do(self._snapshot, slots)
 
     def _snapshot(self, slots: Any) -> Snapshot:
-        return take(self._backend, self._slots_with_episodes(slots))
+        return take(self._backend, self._slots_with_episodes(slots), self._table)
 
     def restore(self, snapshot: Snapshot, slots: Sequence[int] | Slots | None = None) -> Batch:
         """Put environments of a snapshot into slots (default: all), one each, or one into all; gives their observations.
@@ -558,8 +563,8 @@ class Fleet:
     def _restore(self, snapshot: Snapshot, slots: Any) -> Batch:
         chosen = self._slots_with_episodes(slots)
         self._table.plain = False
-        put_back(self._backend, chosen, snapshot)
-        return self._batch(chosen, True)
+        put_back(self._backend, chosen, snapshot, self._table)
+        return self._batch(np.sort(chosen), True)  # a batch is ascending
 
     def _slots_with_episodes(self, slots: Any) -> Slots:
         """Slots that the caller owns and whose environment runs."""
@@ -570,6 +575,7 @@ class Fleet:
         ]
         if len(missing):
             raise ResetNeeded(missing.tolist())
+        self._table.deliver_late(self.slab, chosen)  # what was assigned while they were out belongs to them too
         return chosen if order is None else chosen[np.argsort(order)]
 
     def resize(self, num_workers: int) -> None:

@@ -89,7 +89,10 @@ class SlotTable:
         """The id of a task. A new one is sent to the workers; equal values share an id and are sent once."""
         if value is None:
             return -1
-        blob = pickled(value, "the task")
+        return self.id_of(pickled(value, "the task"), send)
+
+    def id_of(self, blob: bytes, send: Callable[[Mapping[int, bytes]], None]) -> int:
+        """The same for a task that is pickled already: see `task_blob`."""
         if blob not in self._task_ids:
             self._task_blobs.append(blob)
             self._task_ids[blob] = len(self._task_blobs) - 1
@@ -97,6 +100,10 @@ class SlotTable:
             send(dict(enumerate(self._task_blobs[self._num_sent :], self._num_sent)))
             self._num_sent = len(self._task_blobs)
         return self._task_ids[blob]
+
+    def task_blob(self, task: int) -> bytes:
+        """The task behind an id, pickled."""
+        return self._task_blobs[task]
 
     def last_actions(self, slot: int) -> tuple[Any, ...]:
         """The actions a slot was sent in the last few sends, oldest first."""

@@ -33,6 +33,11 @@ class NativeMujoco(NativeEnv):
         super().__init__(name="MuJoCo", obs_size=self._engine.obs_size, action_size=len(low), task_size=task_size)
         self.action_space: gym.Space[Any] = gym.spaces.Box(low, high, dtype=np.float32)
 
+    @property
+    def kind(self) -> str:
+        """With the engine's settings."""
+        return f"{super().kind} {self._settings}"
+
     def share(self) -> int:
         """The engine's block."""
         return self._engine.address

@@ -41,7 +41,11 @@ def compiler() -> list[str]:
         >>> bool(compiler())
         True
     """
-    if chosen := shlex.split(os.environ.get("CXX", "")):
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BadArgument(f"the variable CXX cannot be read as a command: {error}") from None
+    if chosen:
         if shutil.which(chosen[0]) is None:
             raise MissingExtra(chosen[0], why="The variable CXX names this C++ compiler: install it, or unset CXX.")
         return chosen
@@ -73,6 +77,8 @@ def build_library(source: str | Path, out: str | Path | None = None, kind: str =
     out = source.with_suffix(".so") if out is None else Path(out)
     if out.resolve() == source.resolve():
         raise BadArgument(f"{str(out)!r} is the source: give another name for the library")
+    if out.is_dir():
+        raise BadArgument(f"{str(out)!r} is a folder: give the name of the library too")
     made = out.with_name(f".{out.name}.{os.getpid()}.part")
     words = [*compiler(), *FLAGS, *_MORE[kind], f"-I{Path(__file__).parent}", str(source), "-o", str(made)]
     try:

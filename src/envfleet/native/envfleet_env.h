@@ -98,7 +98,7 @@ typedef struct {
     // Steps several environments, each with its own call. Returns how many were stepped; fewer than `count`: the next one failed, with a
     // description in its `error`. One call for many, so that the processor works on the next step while results of this one are not there yet.
     int64_t (*step)(int64_t count, void *const *states, EnvCall *calls);
-    int64_t (*render)(const void *state, char *out, int64_t room); // NULL, or: writes text, returns how many bytes it needs
+    int64_t (*render)(const void *state, char *out, int64_t room); // NULL, or: writes text, returns how many bytes it needs; -1: an error, described there
 } EnvTable;
 
 #ifdef __cplusplus
@@ -270,7 +270,13 @@ template <typename Env> struct Table {
         return i;
     }
     template <typename E> static auto render_of(int) -> decltype(std::declval<const E>().render((char *)0, (int64_t)0), (int64_t(*)(const void *, char *, int64_t))0) {
-        return [](const void *state, char *out, int64_t room) -> int64_t { return ((const E *)state)->render(out, room); };
+        return [](const void *state, char *out, int64_t room) -> int64_t {
+            int64_t size = 0;
+            char error[ENVFLEET_ERROR_BYTES];
+            if (!guarded(error, [&] { size = ((const E *)state)->render(out, room); })) return size;
+            std::snprintf(out, (size_t)room, "%s", error);
+            return -1;
+        };
     }
     template <typename E> static int64_t (*render_of(long))(const void *, char *, int64_t) { return nullptr; }
 

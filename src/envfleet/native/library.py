@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import importlib.machinery
 import os
 import shutil
@@ -81,10 +82,7 @@ class EnvTable(ctypes.Structure):
         ("spaces", ctypes.CFUNCTYPE(ctypes.c_int, _Options, ctypes.POINTER(EnvSpaces), ctypes.c_char_p)),
         ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Options, ctypes.c_void_p, ctypes.c_char_p)),
         ("reset", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(EnvCall))),
-        (
-            "step",
-            ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(EnvCall)),
-        ),
+        ("step", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(EnvCall))),
         ("render", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)),
     )
 
@@ -97,6 +95,7 @@ class Entry:
     name: str
     table: EnvTable
     library: ctypes.CDLL
+    build: str  # of a library of the user's: its file, and which version of it
 
     @property
     def address(self) -> int:
@@ -169,15 +168,11 @@ def load_library(path: str) -> dict[str, Entry]:
     return _loaded(os.path.abspath(path), found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
-_opened_paths: set[str] = set()
-
-
 def _opened(path: str) -> ctypes.CDLL:
-    """The library as it is now. The loader knows libraries by name, so a second version of one is opened under another name."""
-    if path not in _opened_paths:
-        library = ctypes.CDLL(path)
-        _opened_paths.add(path)
-        return library
+    """The library as it is now: a copy, because the loader knows libraries by name, and a file that is written over while it is in use
+    crashes the process."""
+    if path == _own_path():
+        return ctypes.CDLL(path)
     with tempfile.TemporaryDirectory(prefix="envfleet-native-") as folder:
         return ctypes.CDLL(shutil.copy(path, folder))
 
@@ -190,6 +185,7 @@ def _loaded(path: str, *version: int) -> dict[str, Entry]:
     except (OSError, AttributeError) as error:
         raise BadArgument(f"{path!r} is not a library of native environments: {error}") from error
     lookup.restype, lookup.argtypes = ctypes.POINTER(EnvTable), (ctypes.c_int64,)
+    build = "" if path == _own_path() else f" of {os.path.basename(path)}, version {_digest(path)}"
     found: dict[str, Entry] = {}
     while pointer := lookup(len(found)):
         table = pointer.contents
@@ -198,11 +194,17 @@ def _loaded(path: str, *version: int) -> dict[str, Entry]:
                 f"{path!r} was built with version {table.abi} of envfleet_env.h, and this envfleet has {ABI}: build it again "
                 "with `envfleet native build`"
             )
-        name = table.name.decode()
-        found[name] = Entry(path, name, table, library)
+        name = table.name.decode(errors="replace")
+        if name in found:
+            raise BadArgument(f"{path!r} has two environments with the name {name!r}: give one of them another `name`")
+        found[name] = Entry(path, name, table, library, build)
     if not found:
         raise BadArgument(f"{path!r} has no environment: ENVFLEET_ENV(YourStruct) is missing at its end")
     return found
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
 
 
 def is_built() -> bool:
@@ -214,13 +216,15 @@ def is_built() -> bool:
     return True
 
 
+def _own_path() -> str | None:
+    found = [Path(__file__).parent.parent / f"_native_envs{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((str(path) for path in found if path.is_file()), None)
+
+
 def own_library() -> str:
     """The path of the library that is built with the package; an error says what is missing if it was not."""
-    package = Path(__file__).parent.parent
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = package / f"_native_envs{suffix}"
-        if path.is_file():
-            return str(path)
+    if path := _own_path():
+        return path
     raise MissingExtra(
         "native", why="Its environments were not built: install a C++ compiler and envfleet again. All else works without them."
     )

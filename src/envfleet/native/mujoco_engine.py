@@ -176,7 +176,8 @@ def engine_for(settings: Settings) -> Engine:
         path = expand_model_path(settings.xml_file)
     except OSError:
         raise BadArgument(f"there is no model {settings.xml_file!r}: give the path of a MuJoCo XML file") from None
-    key = settings, path, os.stat(path).st_mtime_ns
+    # A fork may come while threads hold lanes of the parent's: in the child nobody would give them back.
+    key = settings, path, os.stat(path).st_mtime_ns, os.getpid()
     engine = _engines.get(key)
     if engine is None:
         engine = _engines[key] = Engine(settings, path)

@@ -20,7 +20,7 @@ from envfleet.native.library import ERROR_BYTES, Entry, EnvCall, load_library, o
 _RANDOM_BYTES = 64
 _MASK = 2**64 - 1
 #: Attributes that belong to one process: they are made anew where the environment moves to.
-_MADE_ANEW = ("_entry", "_options", "_error", "_obs", "_shared", "memory")
+_MADE_ANEW = ("_entry", "_options", "_error", "_obs", "_action", "_shared", "memory")
 
 
 class NativeEnv(gym.Env[Any, Any]):
@@ -56,6 +56,7 @@ class NativeEnv(gym.Env[Any, Any]):
         self._state_bytes = int(self._entry.table.state_bytes)
         self.memory: NDArray[np.uint8] = _aligned(self.memory_bytes)
         self._obs = np.zeros(self.observation_space.shape or (), self.observation_space.dtype)
+        self._action = np.zeros(self.action_space.shape or (), self.action_space.dtype)  # what its step reads: shape and dtype
         self._error = ctypes.create_string_buffer(ERROR_BYTES)
         self._is_seeded = False
         self._shared = self.share()
@@ -86,10 +87,22 @@ class NativeEnv(gym.Env[Any, Any]):
         """The bytes of the state."""
         return self.memory[_RANDOM_BYTES : _RANDOM_BYTES + self._state_bytes]
 
+    @property
+    def kind(self) -> str:
+        """What its memory means: the environment, the file it was built into, and its options."""
+        names = [self._entry.table.option_names[i].decode() for i in range(self._entry.table.num_options)]
+        options = ", ".join(f"{name}={value}" for name, value in zip(names, self._options))
+        return f"{self._entry.name}({options}){self._entry.build}"
+
     def use_memory(self, memory: NDArray[np.uint8]) -> None:
         """Move to other memory, e.g. a row of one block for all slots."""
         memory[:] = self.memory
         self.memory = memory
+
+    def fits_rows(self, obs: NDArray[Any], action: NDArray[Any]) -> bool:
+        """Whether its library reads and writes such arrays of rows. A class may declare other spaces, and a library may be built again."""
+        pairs = ((obs, self._obs), (action, self._action))
+        return all(rows.dtype == own.dtype and rows.shape[2:] == own.shape for rows, own in pairs)
 
     def native_parts(self) -> tuple[int, NDArray[np.uint8], int, int, int, int, int]:
         """What the compiled core needs to step it: see `native_arm` in compiled/native_life.c."""
@@ -190,14 +203,14 @@ class NativeEnv(gym.Env[Any, Any]):
 
     def _checked(self, action: Any) -> NDArray[Any]:
         """The action as the native code reads it. What it could not hold, or what is not one of a fixed number of actions, is refused."""
-        space, given = self.action_space, np.asarray(action)
-        if given.shape != (space.shape or ()):
-            raise BadArgument(f"the action has shape {given.shape}, but {space} has {space.shape}")
-        whole = np.dtype(space.dtype).kind in "iu"
+        space, given, own = self.action_space, np.asarray(action), self._action
+        if given.shape != own.shape:
+            raise BadArgument(f"the action has shape {given.shape}, but {space} has {own.shape}")
+        whole = own.dtype.kind in "iu"
         if given.dtype.kind not in ("biu" if whole else "biuf"):
-            raise BadArgument(f"the action has dtype {given.dtype}, but {space} needs {space.dtype}")
+            raise BadArgument(f"the action has dtype {given.dtype}, but {space} needs {own.dtype}")
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as in NumPy
-            converted = np.asarray(given, space.dtype, order="C")
+            converted = np.asarray(given, own.dtype, order="C")
         count, start = self._counted
         if (whole and (converted != given).any()) or (count and ((converted < start) | (converted >= start + count)).any()):
             raise BadArgument(f"action {given.tolist()} is not in {space}")
@@ -221,8 +234,10 @@ class NativeEnv(gym.Env[Any, Any]):
             return None
         room = 65536
         text = ctypes.create_string_buffer(room)
-        size_bytes = min(room, max(0, draw(self._state_at, text, room)))
-        return text.raw[:size_bytes].decode(errors="replace")
+        size_bytes = draw(self._state_at, text, room)
+        if size_bytes < 0:  # it threw, and the text says what
+            raise RuntimeError(text_of(text))
+        return text.raw[: min(room, size_bytes)].decode(errors="replace")
 
 
 def _entry(library: str | None, name: str | None) -> Entry:

@@ -23,11 +23,18 @@ def check_env(env: NativeEnv, num_episodes: int = 20, max_steps: int = 1000, see
     env.action_space.seed(seed)
     for episode in range(num_episodes):
         actions = [env.action_space.sample() for _ in range(max_steps)]
-        first = _play(env, seed + episode, actions, problems)
-        if _play(env, seed + episode, actions[: len(first)], problems) != first:
-            problems[f"seed {seed + episode} gives another episode the second time: does it keep something over a reset?"] = None
-        _check_copy(env, seed + episode, actions[: len(first)], first, problems)
+        try:
+            _check_episode(env, seed + episode, actions, problems)
+        except RuntimeError as error:  # what it throws: see NativeEnv.step
+            problems[f"an episode failed: {error}"] = None
     return list(problems)
+
+
+def _check_episode(env: NativeEnv, seed: int, actions: list[Any], problems: dict[str, None]) -> None:
+    first = _play(env, seed, actions, problems)
+    if _play(env, seed, actions[: len(first)], problems) != first:
+        problems[f"seed {seed} gives another episode the second time: does it keep something over a reset?"] = None
+    _check_copy(env, seed, actions[: len(first)], first, problems)
 
 
 def _play(env: NativeEnv, seed: int, actions: list[Any], problems: dict[str, None]) -> list[bytes]:

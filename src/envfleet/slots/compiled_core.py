@@ -173,7 +173,8 @@ def _native_parts(life: SlotLife, env: Any) -> Any:
     if not isinstance(env, NativeEnv) or type(env).step is not NativeEnv.step or type(env).reset is not NativeEnv.reset:
         return None
     slab = life.slab
-    if slab.layout.columns or slab.has_mail or _only_array(slab, "obs") is None or _only_array(slab, "action") is None:
+    obs, action = _only_array(slab, "obs"), _only_array(slab, "action")
+    if slab.layout.columns or slab.has_mail or obs is None or action is None or not env.fits_rows(obs, action):
         return None
     return None if {"step", "reset"} & vars(env).keys() else env.native_parts()
 

@@ -532,7 +532,7 @@ class ProcessBackend(Backend):
             self._replies.pop(slot, None)
             asked += worker.alive
             self._message(worker, ToWorker.CALL, slot, number, "call", name, mine, {})
-        while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
+        while len(answers) < asked and not (self.losses or self.is_broken) and (left := deadline - time.monotonic()) > 0:
             answers.update(self.replies(left))
         for slot in slots:
             self._next_call(slot)

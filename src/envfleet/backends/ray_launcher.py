@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from envfleet.backends.ray_options import RayOptions
+from envfleet.errors import BadArgument
 from envfleet.workers.channel import Closed, pair
 from envfleet.workers.launcher import Keeper
 from envfleet.workers.protocol import FromKeeper
@@ -55,7 +56,6 @@ class RayLauncher(Keeper):
 
         self.options = options
         self.method = "ray"
-        self.channel, self._theirs = pair()
         self.exits, self.pids, self.refused = {}, {}, {}
         self._last_start, self._unwanted = 0, set()
         self.connections: dict[int, Any] = {}  # number of a start -> its connection, or the actor itself with transport="call"
@@ -69,6 +69,11 @@ class RayLauncher(Keeper):
             self._kind = ray.remote(concurrency_groups={"put": 1, "take": 1})(RelayedRayWorker)
         # Ray must neither start a worker again nor repeat a call: the envs in it would be other ones, and nobody would know.
         self._base = {"max_restarts": 0, "max_task_retries": 0, **options.actor_options()}
+        try:
+            self._kind.options(**self._base)
+        except (TypeError, ValueError) as error:
+            raise BadArgument(f"Ray refuses what each worker is to have (resources, placement): {error}") from error
+        self.channel, self._theirs = pair()
         self._starts: dict[int, _Start] = {}
         self._avoided: dict[str, float] = {}  # node -> until when
         self._probes: dict[Any, str] = {}  # a task on an avoided machine -> the machine
@@ -96,6 +101,7 @@ class RayLauncher(Keeper):
 
     def forget(self, start: int) -> None:
         """Nobody wants the actor of this start any more."""
+        self.late.pop(start, None)
         connection = self.connections.pop(start, None)
         if isinstance(connection, socket.socket):
             connection.close()
@@ -288,7 +294,9 @@ def _sign_of_life() -> int:
 
 
 def _words(error: BaseException) -> str:
-    """What Ray says, in one line."""
+    """What Ray says, in one line; of an exception in an actor, that exception without Ray's traceback before it."""
+    if isinstance(cause := getattr(error, "cause", None), Exception):
+        error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "namespace:"))]
     return f"{type(error).__name__}: {' '.join(told)}"[:600]

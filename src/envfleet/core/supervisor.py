@@ -277,6 +277,7 @@ class Supervisor:
         shortest = min(recipe.step_timeout_s, recipe.reset_timeout_s, recipe.init_timeout_s)
         for slot in np.flatnonzero(out & (self._watched_s - self._out_time > shortest)).tolist():
             if not backend.has_deadline(slot):
+                self._out_time[slot] = self._watched_s  # it counts from when there is one
                 continue
             phase = {RESET: "reset", REBUILD: "init"}.get(int(backend.slab.head["command"][slot]), "step")
             part = backend.part_of(slot)

@@ -227,6 +227,7 @@ class Supervisor:
         """A worker whose slots were parked has a place: they begin a new episode when they are sent next."""
         for slot in np.flatnonzero(self.parked & (self.backend.worker_of == worker)).tolist():
             self._returned.add(slot)
+            self._lost_at[slot] = self.table.given[slot]  # it was never rebuilt: what it came back with since were empty rows
             self.quarantined[slot] = False
             self.parked[slot] = False
 

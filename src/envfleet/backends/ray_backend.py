@@ -192,6 +192,7 @@ class RayBackend(PipeBackend):
     def _end_of(self, worker: WorkerHandle) -> int | None:
         """Wait shortly for Ray's reason. A worker that is lost without one may have taken its machine along: avoid that."""
         launcher, number = self._launcher, worker.start_number
+        launcher.hurry()
         code = launcher.exit_code(number, _REASON_S)
         if code is None:
             launcher.avoid(number)

@@ -78,6 +78,7 @@ class RayLauncher(Keeper):
         self._avoided: dict[str, float] = {}  # node -> until when
         self._probes: dict[Any, str] = {}  # a task on an avoided machine -> the machine
         self._requests: queue.SimpleQueue[tuple[str, int, bytes]] = queue.SimpleQueue()
+        self._end_awaited_until_s = 0.0
         self._closing = False
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="envfleet-ray", daemon=True)
@@ -98,6 +99,10 @@ class RayLauncher(Keeper):
     def avoid(self, start: int) -> None:
         """Place no worker on the machine of this start until it answers."""
         self._requests.put(("avoid", start, b""))
+
+    def hurry(self) -> None:
+        """A worker has ended, and the parent waits for Ray's reason."""
+        self._requests.put(("hurry", 0, b""))
 
     def forget(self, start: int) -> None:
         """Nobody wants the actor of this start any more."""
@@ -135,9 +140,12 @@ class RayLauncher(Keeper):
                 self.forget(number)
             self._theirs.close()
 
+    def _expects(self) -> bool:
+        awaited = self._probes or time.monotonic() < self._end_awaited_until_s
+        return bool(awaited) or any(start.listening is not None for start in self._starts.values())
+
     def _take_requests(self) -> None:
-        expecting = any(start.listening is not None for start in self._starts.values()) or self._probes
-        timeout_s = 0.0 if expecting else _CALM_S
+        timeout_s = 0.0 if self._expects() else _CALM_S
         while not self._closing:
             try:
                 what, number, key = self._requests.get(timeout=timeout_s) if timeout_s else self._requests.get_nowait()
@@ -150,6 +158,8 @@ class RayLauncher(Keeper):
             elif what == "kill" and number in self._starts:
                 self._end(self._starts.pop(number))
                 self._tell(FromKeeper.EXIT, number, -9)
+            elif what == "hurry":
+                self._end_awaited_until_s = time.monotonic() + _CALM_S
             elif what == "avoid" and self.nodes.get(number):
                 self._avoid(self.nodes[number])
 
@@ -176,8 +186,7 @@ class RayLauncher(Keeper):
             raise ConnectionError("Ray was shut down")
         if not refs:
             return
-        expecting = bool(waiting or self._probes)
-        ready, _ = self._ray.wait(refs, num_returns=1, timeout=_BUSY_S if expecting else 0)
+        ready, _ = self._ray.wait(refs, num_returns=1, timeout=_BUSY_S if self._expects() else 0)
         for ref in ready:
             if ref in waiting:
                 self._arrived(waiting[ref])

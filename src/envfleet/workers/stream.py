@@ -208,7 +208,7 @@ class StreamParentChannel(ParentChannel):
         at = 0
         while len(data) - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(data, at)
-            if not _CODE_BYTES + _HEAD.size <= size <= _MOST or len(self._inbox) > _MOST_MESSAGES:
+            if not _CODE_BYTES + _HEAD.size <= size <= _MOST or self._is_one_huge_frame():
                 self.eof = True
                 return
             body = data[at + _LENGTH.size : at + _LENGTH.size + size]
@@ -227,6 +227,10 @@ class StreamParentChannel(ParentChannel):
             at += _LENGTH.size + size
         self._chunks = deque([bytes(data[at:])] if at < len(data) else [])
         self._unparsed = False
+
+    def _is_one_huge_frame(self) -> bool:
+        # Many whole frames are fine: a worker with many slots reports each of them.
+        return len(self._inbox) > _MOST_MESSAGES and not any(message[8] & _LAST for message in self._inbox)
 
     @property
     def has_message(self) -> bool:

@@ -84,7 +84,7 @@ class PipeBackend(ProcessBackend):
         deadline = time.monotonic() + timeout_s
         while any(worker.alive for worker in workers) and time.monotonic() < deadline:
             self._poll(0.05)
-        self.keeper.poll()
+        self._hear_keeper()
         for worker in workers:
             if worker.alive:
                 self.kill(worker.index)

@@ -47,7 +47,7 @@ def test_its_options_do_not_go_with_other_backends() -> None:
 
 def test_there_is_no_cluster_at_the_address() -> None:
     # Ray would also take any cluster that it finds among the processes of this machine, such as those of other tests.
-    alone = "import ray._private.services as found; found.find_gcs_addresses = set"
+    alone = "import ray._private.services as found; found._find_address_from_flag = lambda flag: set()"
     code = f"{alone}\nimport envfleet as ef\nef.make('CartPole-v1', 2, backend='ray', ray_address='auto')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert "there is no Ray cluster at ray_address='auto'" in ran.stderr.strip().splitlines()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import envfleet as ef
 from envfleet.errors import BadArgument, KeeperLost, WorkerLost
+from tests.support.system import child_env
 
 pytest.importorskip("ray", reason="pip install 'envfleet[ray]'")
 
@@ -44,7 +46,9 @@ def test_its_options_do_not_go_with_other_backends() -> None:
 
 
 def test_there_is_no_cluster_at_the_address() -> None:
-    code = "import envfleet as ef\nef.make('CartPole-v1', 2, backend='ray', ray_address='auto')"
+    # Ray would also take any cluster that it finds among the processes of this machine, such as those of other tests.
+    alone = "import ray._private.services as found; found._find_address_from_flag = lambda flag: set()"
+    code = f"{alone}\nimport envfleet as ef\nef.make('CartPole-v1', 2, backend='ray', ray_address='auto')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert "there is no Ray cluster at ray_address='auto'" in ran.stderr.strip().splitlines()[-1]
 
@@ -53,6 +57,31 @@ def test_there_is_no_cluster_at_the_address() -> None:
 def test_workers_that_fit_nowhere_are_an_error_that_says_what_is_missing() -> None:
     with pytest.raises(WorkerLost, match=r"has no place: Ray found none within spawn_timeout_s=1 \(it needs num_cpus 64\)"):
         ef.make("CartPole-v1", 2, backend="ray", num_workers=1, resources={"num_cpus": 64}, spawn_timeout_s=1.0)
+
+
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"resources": {"num_cpus": 1, "CPU": 1}}, "'num_cpus'"),
+        ({"resources": {"num_cpus": 0.00001}}, "cannot go beyond"),
+        ({"resources": {"runtime_env": 3}}, "'runtime_env' must be"),
+        ({"placement": object()}, "'scheduling_strategy' must be"),
+    ],
+)
+def test_what_ray_itself_refuses_is_a_bad_argument(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadArgument, match=rf"Ray refuses what each worker is to have .*{said}"):
+        ef.make("CartPole-v1", 2, backend="ray", num_workers=1, **options)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_range_without_a_free_port_is_said_before_anything_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            WorkerLost, match=rf"ended: BadArgument: no free port on 127.0.0.1 in ports=\({port}, {port}\): give a range"
+        ):
+            ef.make("CartPole-v1", 2, backend="ray", num_workers=1, ports=(port, port))
 
 
 @pytest.mark.usefixtures("ray_here")
@@ -90,3 +119,23 @@ fleet.close()
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.stdout.split()[-1] in (KeeperLost.__name__, WorkerLost.__name__), ran.stderr[-2000:]
+
+
+@pytest.mark.full
+def test_a_ray_that_is_shut_down_while_new_workers_wait_for_a_place_ends_the_wait() -> None:
+    code = """
+import threading, time
+from tests.support.ray_cluster import one_machine
+import envfleet as ef
+with one_machine(2) as ray:
+    fleet = ef.make("CartPole-v1", 4, backend="ray", num_workers=2, spawn_timeout_s=600.0)
+    fleet.reset(seed=0)
+    threading.Timer(1.0, ray.shutdown).start()
+    try:
+        fleet.resize(3)
+    except ef.FleetError as error:
+        print(type(error).__name__)
+    fleet.close()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=child_env())
+    assert ran.stdout.split()[-1:] == [KeeperLost.__name__], ran.stderr[-2000:]

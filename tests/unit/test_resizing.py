@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 from typing import Any
@@ -11,8 +13,13 @@ import numpy as np
 import pytest
 
 import envfleet as ef
+from envfleet.backends.env_copy import try_packed
+from envfleet.backends.pipe import PipeBackend
 from envfleet.backends.resizing import balanced
 from envfleet.errors import BadArgument, SlotBusy
+from envfleet.slots.layout import QUARANTINED, READY
+from envfleet.workers.channel import ParentChannel
+from tests.support.scripted_backend import ScriptedBackend
 
 
 def with_pid(env: Any) -> Any:
@@ -126,3 +133,121 @@ def test_shares_are_even_and_few_slots_move() -> None:
         assert counts.max() - counts.min() <= 1 and len(counts) == after
         kept = np.bincount(old, minlength=after)[:after]
         assert np.count_nonzero(new != old) == slots - np.minimum(np.sort(kept)[::-1], np.sort(counts)[::-1]).sum()
+
+
+def killed(fleet: ef.Fleet, worker: int) -> None:
+    """The process of a worker ends, and the fleet knows it."""
+    handle = fleet._backend.workers[worker]
+    pid = handle.pid
+    os.kill(pid, signal.SIGKILL)
+    fleet._backend.keeper.exit_code(pid, 10.0)
+    while handle.alive:
+        fleet._backend.poll(0.05)
+
+
+@pytest.mark.parametrize(("lost", "wanted"), [(0, 2), (0, 1), (1, 2)])
+def test_a_lost_worker_that_is_to_get_slots_is_started_again(lost: int, wanted: int, no_leaks: Any) -> None:
+    with ef.make("CartPole-v1", 6, backend="pipe", num_workers=3, start_method="fork", on_fault="restart") as fleet:
+        fleet.reset(seed=0)
+        killed(fleet, lost)
+        fleet.resize(wanted)
+        assert fleet.plan.num_workers == wanted
+        assert np.flatnonzero(fleet.step([0] * 6).status).tolist() == [2 * lost, 2 * lost + 1]
+
+
+def rows(fleet: ef.Fleet) -> list[bytes]:
+    return [fleet.step([0, 1] * 3).obs.tobytes() for _ in range(5)]
+
+
+#: Where Ctrl-C comes: at which call of what.
+MOMENTS = [(ParentChannel, "_send_one"), (PipeBackend, "replies"), (PipeBackend, "wait_for_ends"), (PipeBackend, "launch")]
+
+
+@pytest.mark.parametrize("at", range(0, 8, 3))
+@pytest.mark.parametrize(("kind", "name"), MOMENTS, ids=lambda value: getattr(value, "__name__", value))
+def test_after_an_interrupt_rows_are_the_same_and_it_can_be_resized_again(
+    kind: Any, name: str, at: int, monkeypatch: Any, no_leaks: Any
+) -> None:
+    real, calls = getattr(kind, name), itertools.count()
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with ef.make("CartPole-v1", 6, backend="serial") as one:
+        one.reset(seed=0)
+        wanted = rows(one) + rows(one) + rows(one)
+    with ef.make("CartPole-v1", 6, backend="pipe", num_workers=3, start_method="fork") as fleet:
+        fleet.reset(seed=0)
+        found = rows(fleet)
+        monkeypatch.setattr(kind, name, interrupted)
+        for number in (5, 2, 4):
+            with contextlib.suppress(KeyboardInterrupt):
+                fleet.resize(number)
+        monkeypatch.undo()
+        fleet.resize(3)
+        found += rows(fleet)
+        fleet.resize(4)
+        assert found + rows(fleet) == wanted and not fleet.faults
+        assert fleet.plan.num_workers == len(fleet._backend.workers) == 4
+
+
+def test_an_answer_to_an_interrupted_question_is_not_taken_for_one_to_the_next(monkeypatch: Any) -> None:
+    with ef.make("CartPole-v1", 4, backend="pipe", num_workers=2, start_method="fork") as fleet:
+        backend = fleet._backend
+        fleet.reset(seed=0)
+        monkeypatch.setattr(PipeBackend, "replies", lambda *_: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            backend.ask([1], "__apply__", [(try_packed,)], backend.worker_of, 10.0)
+        monkeypatch.undo()
+        while not backend._replies:
+            backend.poll(0.05)
+        assert [*backend.ask([3], "__apply__", [(try_packed,)], backend.worker_of, 10.0)] == [3]
+
+
+def test_slots_that_get_a_place_begin_an_episode_and_no_fault_is_made_up(no_leaks: Any) -> None:
+    """A worker has no place for a while, as one on Ray, and then has one."""
+    with ef.make("CartPole-v1", 4, backend="pipe", num_workers=2, start_method="fork", on_fault="restart") as fleet:
+        fleet.reset(seed=0)
+        killed(fleet, 1)
+        fleet._backend.placings.append((1, "has no place"))
+        for _ in range(3):
+            assert fleet.step([0] * 4).status.tolist() == [READY, READY, QUARANTINED, QUARANTINED]
+        before = len(fleet.faults)
+        fleet._backend.placings.append((1, ""))
+        batch = fleet.step([0] * 4)
+        assert batch.status.tolist() == [READY] * 4 and batch.step.tolist() == [3, 3, -1, -1]
+        assert batch.scored.tolist() == [True, True, False, False] and batch.episode.tolist() == [0, 0, 1, 1]
+        assert fleet.step([0] * 4).scored.all() and len(fleet.faults) == before and not len(fleet.quarantined)
+
+
+class Placed(ScriptedBackend):
+    """Slots whose worker has no place yet have no deadline."""
+
+    placed = False
+
+    def has_deadline(self, slot: int) -> bool:
+        return self.placed
+
+
+def test_the_time_before_a_worker_has_its_place_is_no_silence() -> None:
+    backend = Placed()
+    limits = {"step_timeout_s": 2.0, "reset_timeout_s": 2.0, "init_timeout_s": 2.0}
+    with ef.make("CartPole-v1", 2, backend=backend, on_fault="restart", **limits) as fleet:
+        fleet.reset(seed=0)
+        backend.hold = True
+        fleet.send([0, 0])
+
+        def num_faults_after(seconds: float) -> int:
+            for pulse in backend.pulses:
+                pulse.enter(-1, "idle")
+            for _ in range(int(seconds / 0.2)):
+                backend.pass_time(0.2)
+                fleet._supervisor.look(force=True)
+            return len(fleet.faults)
+
+        assert num_faults_after(60.0) == 0
+        backend.placed = True
+        assert num_faults_after(1.0) == 0
+        assert num_faults_after(5.0) > 0

@@ -84,10 +84,12 @@ class PipeBackend(ProcessBackend):
         deadline = time.monotonic() + timeout_s
         while any(worker.alive for worker in workers) and time.monotonic() < deadline:
             self._poll(0.05)
+        self._hear_keeper()
         for worker in workers:
             if worker.alive:
                 self.kill(worker.index)
-            worker.close()
+            if not self.keeper.channel.pending:  # else its start, which was interrupted, still has to send this descriptor
+                worker.close()
 
     def _make_slab(self, layout: Layout) -> Slab:
         return Slab(layout, self.recipe.num_slots, keep=False)

@@ -525,18 +525,19 @@ class ProcessBackend(Backend):
         """Call something in these slots' workers; the answers that come in time. Those that come later are dropped."""
         self.settle()
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + timeout_s
+        deadline, wanted = time.monotonic() + timeout_s, set(slots)
         asked = 0
         for slot, mine in zip(slots, args):
             worker, number = self._workers[owner[slot]], self._next_call(slot)
             self._replies.pop(slot, None)
             asked += worker.alive
             self._message(worker, ToWorker.CALL, slot, number, "call", name, mine, {})
-        while len(answers) < asked and not self.has_trouble and (left := deadline - time.monotonic()) > 0:
-            answers.update(self.replies(left))
+        while len(answers) < asked and not (self.losses or self.is_broken) and (left := deadline - time.monotonic()) > 0:
+            # An answer of another slot belongs to a call that was interrupted.
+            answers.update((slot, answer) for slot, answer in self.replies(left).items() if slot in wanted)
         for slot in slots:
             self._next_call(slot)
-        return {slot: answers[slot] for slot in slots if slot in answers}
+        return answers
 
     # -- ending -------------------------------------------------------------------------------------------------
 

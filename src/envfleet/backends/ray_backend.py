@@ -11,6 +11,8 @@ import os
 import time
 from typing import Any
 
+import numpy as np
+
 from envfleet.backends.pipe import PipeBackend
 from envfleet.backends.ray_launcher import RayLauncher
 from envfleet.backends.ray_options import RayOptions
@@ -106,6 +108,8 @@ class RayBackend(PipeBackend):
             super()._listen_to(channel, worker)
         else:
             Relay(connection, self._far_ends.pop(worker.index))
+        worker.rest()  # the time until it had a place is no silence of its
+        self._launcher.late.pop(worker.start_number, None)
         del self._launcher.connections[worker.start_number]
 
     def has_deadline(self, slot: int) -> bool:
@@ -117,6 +121,12 @@ class RayBackend(PipeBackend):
         return worker.start_number in self._launcher.pids
 
     # -- what the launcher says ------------------------------------------------------------------------------------
+
+    def _poll(self, timeout_s: float) -> None:
+        """As for local workers. What the launcher said may concern a worker that is needed only now; or handling it was interrupted."""
+        if self._launcher.connections or self._launcher.late:
+            self._hear_keeper()
+        super()._poll(timeout_s)
 
     def _hear_keeper(self) -> None:
         """New connections; workers that have no place, have one after all, or have ended."""
@@ -133,10 +143,28 @@ class RayBackend(PipeBackend):
             elif worker.index in self._waiting and number in launcher.late:
                 del launcher.late[number]
                 self.placings.append((worker.index, ""))
-        for number in [number for number in launcher.late if number not in launcher.connections]:
+        for number, why in list(launcher.late.items()):
             worker = by_number.get(number)
-            if worker is not None and worker.channel is not None:
-                self._set_aside(worker, launcher.late[number])
+            if worker is not None and worker.channel is not None and number not in launcher.connections:
+                self._set_aside(worker, why)
+        for index, number in list(self._waiting.items()):
+            if number in launcher.refused or number in launcher.exits:  # it will never come: the next send asks for another
+                self._give_back(index)
+
+    def _give_back(self, index: int) -> None:
+        """The start that this worker waits for is not wanted any more."""
+        self._launcher.forget(self._waiting[index])
+        self.placings.append((index, ""))
+        del self._waiting[index]
+
+    def resize(self, num_workers: int, has_env: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """As for local workers. Slots that had no place, and are with a worker that has one now, can go on."""
+        try:
+            super().resize(num_workers, has_env)
+        finally:
+            for index in [index for index in self._waiting if index >= self.num_workers]:
+                self._give_back(index)
+            self.placings.extend((index, "") for index in range(self.num_workers) if index not in self._waiting)
 
     def _set_aside(self, worker: WorkerHandle, why: str) -> None:
         """A worker has no place: what was posted for it is dropped, the request stays."""
@@ -164,6 +192,7 @@ class RayBackend(PipeBackend):
     def _end_of(self, worker: WorkerHandle) -> int | None:
         """Wait shortly for Ray's reason. A worker that is lost without one may have taken its machine along: avoid that."""
         launcher, number = self._launcher, worker.start_number
+        launcher.hurry()
         code = launcher.exit_code(number, _REASON_S)
         if code is None:
             launcher.avoid(number)

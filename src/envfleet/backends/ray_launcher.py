@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from envfleet.backends.ray_options import RayOptions
+from envfleet.errors import BadArgument
 from envfleet.workers.channel import Closed, pair
 from envfleet.workers.launcher import Keeper
 from envfleet.workers.protocol import FromKeeper
@@ -55,7 +56,6 @@ class RayLauncher(Keeper):
 
         self.options = options
         self.method = "ray"
-        self.channel, self._theirs = pair()
         self.exits, self.pids, self.refused = {}, {}, {}
         self._last_start, self._unwanted = 0, set()
         self.connections: dict[int, Any] = {}  # number of a start -> its connection, or the actor itself with transport="call"
@@ -69,10 +69,16 @@ class RayLauncher(Keeper):
             self._kind = ray.remote(concurrency_groups={"put": 1, "take": 1})(RelayedRayWorker)
         # Ray must neither start a worker again nor repeat a call: the envs in it would be other ones, and nobody would know.
         self._base = {"max_restarts": 0, "max_task_retries": 0, **options.actor_options()}
+        try:
+            self._kind.options(**self._base)
+        except (TypeError, ValueError) as error:
+            raise BadArgument(f"Ray refuses what each worker is to have (resources, placement): {error}") from error
+        self.channel, self._theirs = pair()
         self._starts: dict[int, _Start] = {}
         self._avoided: dict[str, float] = {}  # node -> until when
         self._probes: dict[Any, str] = {}  # a task on an avoided machine -> the machine
         self._requests: queue.SimpleQueue[tuple[str, int, bytes]] = queue.SimpleQueue()
+        self._end_awaited_until_s = 0.0
         self._closing = False
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="envfleet-ray", daemon=True)
@@ -94,8 +100,13 @@ class RayLauncher(Keeper):
         """Place no worker on the machine of this start until it answers."""
         self._requests.put(("avoid", start, b""))
 
+    def hurry(self) -> None:
+        """A worker has ended, and the parent waits for Ray's reason."""
+        self._requests.put(("hurry", 0, b""))
+
     def forget(self, start: int) -> None:
         """Nobody wants the actor of this start any more."""
+        self.late.pop(start, None)
         connection = self.connections.pop(start, None)
         if isinstance(connection, socket.socket):
             connection.close()
@@ -129,9 +140,12 @@ class RayLauncher(Keeper):
                 self.forget(number)
             self._theirs.close()
 
+    def _expects(self) -> bool:
+        awaited = self._probes or time.monotonic() < self._end_awaited_until_s
+        return bool(awaited) or any(start.listening is not None for start in self._starts.values())
+
     def _take_requests(self) -> None:
-        expecting = any(start.listening is not None for start in self._starts.values()) or self._probes
-        timeout_s = 0.0 if expecting else _CALM_S
+        timeout_s = 0.0 if self._expects() else _CALM_S
         while not self._closing:
             try:
                 what, number, key = self._requests.get(timeout=timeout_s) if timeout_s else self._requests.get_nowait()
@@ -144,6 +158,8 @@ class RayLauncher(Keeper):
             elif what == "kill" and number in self._starts:
                 self._end(self._starts.pop(number))
                 self._tell(FromKeeper.EXIT, number, -9)
+            elif what == "hurry":
+                self._end_awaited_until_s = time.monotonic() + _CALM_S
             elif what == "avoid" and self.nodes.get(number):
                 self._avoid(self.nodes[number])
 
@@ -170,8 +186,7 @@ class RayLauncher(Keeper):
             raise ConnectionError("Ray was shut down")
         if not refs:
             return
-        expecting = bool(waiting or self._probes)
-        ready, _ = self._ray.wait(refs, num_returns=1, timeout=_BUSY_S if expecting else 0)
+        ready, _ = self._ray.wait(refs, num_returns=1, timeout=_BUSY_S if self._expects() else 0)
         for ref in ready:
             if ref in waiting:
                 self._arrived(waiting[ref])
@@ -288,7 +303,9 @@ def _sign_of_life() -> int:
 
 
 def _words(error: BaseException) -> str:
-    """What Ray says, in one line."""
+    """What Ray says, in one line; of an exception in an actor, that exception without Ray's traceback before it."""
+    if isinstance(cause := getattr(error, "cause", None), Exception):
+        error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "namespace:"))]
     return f"{type(error).__name__}: {' '.join(told)}"[:600]

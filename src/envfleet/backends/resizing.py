@@ -27,14 +27,16 @@ def resize(backend: PipeBackend, num_workers: int, has_env: np.ndarray[Any, np.d
     """Let the slots be stepped by so many workers. All slots are the caller's; those without an env (`has_env`) are built anew there."""
     if backend.slab.has_mail:
         raise BadArgument("resize(): observations or actions of this fleet are Python objects, which stay with their worker")
-    before = backend.num_workers
+    # If the last one was interrupted, some workers may still be there without slots.
+    before = backend.num_workers = max(int(backend.worker_of.max()) + 1, backend.num_workers)
+    _end_empty(backend)
     owners = balanced(backend.worker_of, num_workers)
     moving = [slot for slot in np.flatnonzero(owners != backend.worker_of).tolist() if has_env[slot]]
     blobs = _packed(backend, moving)  # before anything changes: what cannot be copied is refused here
     try:
         for index in range(before, num_workers):
             _add_worker(backend, index, np.flatnonzero(owners == index).tolist())
-        _wait_for_places(backend, before)
+        _wait_for_places(backend, sorted({*owners[moving].tolist(), *range(before, num_workers)}))
         _move(backend, owners, blobs)
     finally:
         backend.num_workers = max(int(backend.worker_of.max()) + 1, min(before, num_workers))
@@ -93,20 +95,21 @@ def _add_worker(backend: PipeBackend, index: int, slots: list[int]) -> None:
     backend.launch(worker)
 
 
-def _wait_for_places(backend: PipeBackend, first: int) -> None:
-    """New workers must be there before anything is moved to them."""
-    new = backend.workers[first:]
-    while any(worker.channel is not None and not backend.has_place(worker) for worker in new):
+def _wait_for_places(backend: PipeBackend, indices: list[int]) -> None:
+    """Workers that get environments must be there before anything is moved: new ones, and those that have ended are started again."""
+    wanted = [backend.workers[index] for index in indices]
+    for worker in wanted:
+        if not worker.alive:
+            backend.launch(worker)
+    while any(worker.alive and not backend.has_place(worker) for worker in wanted) and not backend.is_broken:
         backend.poll(0.05)
-    if any(worker.channel is None for worker in new):
-        why = next((why for index, why in backend.placings if index >= first and why), "could not be started")
-        for index, entry in [*backend.placings]:
-            if index >= first:
-                backend.placings.remove((index, entry))
-        for loss in [loss for loss in backend.losses if loss.worker >= first]:
-            backend.losses.remove(loss)
-            why = loss.how
-        raise FleetError(f"resize(): a new worker {why}; the fleet goes on with {first} workers")
+    if backend.is_broken:
+        raise backend.broken()
+    for worker in wanted:
+        if not worker.alive:
+            why = next((why for index, why in backend.placings if index == worker.index and why), "could not be started")
+            why = next((loss.how for loss in backend.losses if loss.worker == worker.index), why)
+            raise FleetError(f"resize(): worker {worker.index} {why}; the fleet goes on as it was")
 
 
 def _move(backend: PipeBackend, owners: np.ndarray[Any, Any], blobs: dict[int, bytes]) -> None:
@@ -121,7 +124,7 @@ def _move(backend: PipeBackend, owners: np.ndarray[Any, Any], blobs: dict[int, b
     limit_s = backend.recipe.init_timeout_s
     answers = backend.ask(with_env, "__adopt__", [(blobs[slot],) for slot in with_env], owners, limit_s)
     for slot in moving.tolist():
-        answer = answers.get(slot, "no answer") if slot in blobs else None
+        answer = answers.get(slot, "no answer: call resize() again") if slot in blobs else None
         if answer is not None:
             why = answer.summary if isinstance(answer, Failure) else answer
             raise FleetError(

@@ -227,6 +227,7 @@ class Supervisor:
         """A worker whose slots were parked has a place: they begin a new episode when they are sent next."""
         for slot in np.flatnonzero(self.parked & (self.backend.worker_of == worker)).tolist():
             self._returned.add(slot)
+            self._lost_at[slot] = self.table.given[slot]  # it was never rebuilt: what it came back with since were empty rows
             self.quarantined[slot] = False
             self.parked[slot] = False
 
@@ -277,6 +278,7 @@ class Supervisor:
         shortest = min(recipe.step_timeout_s, recipe.reset_timeout_s, recipe.init_timeout_s)
         for slot in np.flatnonzero(out & (self._watched_s - self._out_time > shortest)).tolist():
             if not backend.has_deadline(slot):
+                self._out_time[slot] = self._watched_s  # it counts from when there is one
                 continue
             phase = {RESET: "reset", REBUILD: "init"}.get(int(backend.slab.head["command"][slot]), "step")
             part = backend.part_of(slot)

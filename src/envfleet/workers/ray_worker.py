@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import select
 import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ from envfleet.workers.worker import Worker
 
 #: How long a peer may take to prove that it has the key.
 _PROOF_S = 10.0
+#: How long one wait for a connection lasts: then it is seen whether somebody has proved it.
+_LOOK_S = 0.02
 
 
 class RayWorker:
@@ -41,14 +45,22 @@ class RayWorker:
         """Let the parent in, and nobody else; then work until it closes the connection."""
         with self._door:
             sock = self._let_in()
-        if sock is not None:
-            work(StreamChannel(sock, self._key))
+        work(StreamChannel(sock, self._key))
 
-    def _let_in(self) -> socket.socket | None:
-        while True:
-            sock, _ = self._door.accept()
-            if prove(sock, self._key, is_parent=False, timeout_s=_PROOF_S):
-                return sock
+    def _let_in(self) -> socket.socket:
+        """The first one who has the key. Each is asked in a thread of its own: those who say nothing keep nobody out."""
+        found: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._door.settimeout(_LOOK_S)
+        while found.empty():
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                sock, _ = self._door.accept()
+                threading.Thread(target=self._ask, args=(sock, found), daemon=True).start()
+        return found.get()
+
+    def _ask(self, sock: socket.socket, found: queue.SimpleQueue[socket.socket]) -> None:
+        if prove(sock, self._key, is_parent=False, timeout_s=_PROOF_S):
+            found.put(sock)
+        else:
             sock.close()
 
 

@@ -159,6 +159,7 @@ class StreamParentChannel(ParentChannel):
         self.connected = False
         self._current: tuple[int, bytes, deque[int]] = (0, b"", deque())  # number, bytes and progress of what is being sent
         self._chunks: deque[bytes] = deque()  # what was read and is not yet in the inbox
+        self._unparsed = False  # whether there may be whole messages in it, because `pump` was interrupted
 
     def connect(self, sock: socket.socket) -> None:
         """Use a connection whose other end has proved that it has the key."""
@@ -185,6 +186,7 @@ class StreamParentChannel(ParentChannel):
         """Read what is there into the inbox; sets `eof` when the other end is gone, or cannot be trusted."""
         if not self.connected:
             return
+        self._unparsed = True
         chunks, ended = self._chunks, False
         while not ended:
             try:
@@ -206,7 +208,7 @@ class StreamParentChannel(ParentChannel):
         at = 0
         while len(data) - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(data, at)
-            if not _CODE_BYTES + _HEAD.size <= size <= _MOST or len(self._inbox) > _MOST_MESSAGES:
+            if not _CODE_BYTES + _HEAD.size <= size <= _MOST or self._is_one_huge_frame():
                 self.eof = True
                 return
             body = data[at + _LENGTH.size : at + _LENGTH.size + size]
@@ -224,3 +226,15 @@ class StreamParentChannel(ParentChannel):
                 self._inbox.append(message)
             at += _LENGTH.size + size
         self._chunks = deque([bytes(data[at:])] if at < len(data) else [])
+        self._unparsed = False
+
+    def _is_one_huge_frame(self) -> bool:
+        # Many whole frames are fine: a worker with many slots reports each of them.
+        return len(self._inbox) > _MOST_MESSAGES and not any(message[8] & _LAST for message in self._inbox)
+
+    @property
+    def has_message(self) -> bool:
+        """As for a socket pair; what an interrupted `pump` has read is found here, because the socket does not show it any more."""
+        if self._unparsed:
+            self._parse()
+        return bool(self._inbox)

@@ -92,6 +92,13 @@ def test_a_network_whose_parameters_have_moved_is_refused_and_not_left_as_it_is(
         learner.learn(segment(1), NOW)
 
 
+def test_a_parameter_that_is_not_to_be_learned_is_refused():
+    learner = learner_of()
+    learner.net.actor_head.bias.requires_grad_(False)
+    with pytest.raises(BadArgument, match=r"actor_head\.bias has requires_grad=False"):
+        learner.learn(segment(1), NOW)
+
+
 def test_gradients_that_were_set_to_none_are_found_again():
     one, other = learner_of(activation="relu"), learner_of(activation="relu")
     other.net.zero_grad()

@@ -93,7 +93,7 @@ def make_env(
 class ParallelMetaEnv(SingleAgentView):
     """What `make_parallel_env` gives: environments in worker processes, each at its own pace, each reset with a task of its own.
 
-    An environment that is done waits until it is reset.
+    An environment that is done waits: a reset begins its next episode, and so does a step, which ignores the action.
     """
 
     def __init__(self, fleet: Fleet, tasks: tuple[list[Any], list[Any]], space: Any, seed: int) -> None:
@@ -283,7 +283,7 @@ class Remote:
 class ParallelEnvManager(SingleAgentView):
     """Environments in process workers, one each by default; every reset may carry another task.
 
-    `remotes[i]` is worker i as scripts with pipes use it. An environment that is done waits until it is reset.
+    `remotes[i]` is worker i as scripts with pipes use it. An environment that is done waits: a reset begins its next episode, and so does a step, which ignores the action.
 
     Example:
         >>> from envfleet.envs.gridnavi import GridNavi

@@ -271,6 +271,10 @@ def check_flat(module: nn.Module, flat: nn.Parameter) -> None:
     offset = 0
     for name, parameter in module.named_parameters():
         end = offset + parameter.numel()
+        if not parameter.requires_grad:
+            raise BadArgument(
+                f"{name} has requires_grad=False: parameters are learned all together, so none can be left as it is"
+            )
         if parameter.dtype != flat.dtype or parameter.data_ptr() != flat.data[offset:end].data_ptr():
             raise BadArgument(
                 f"{name} was replaced or moved, so that it would not be learned: change weights in place (with torch.no_grad(): "

@@ -134,7 +134,7 @@ def test_a_deadline_ends_a_rollout_whose_client_is_stuck(mode, client, agent, st
 @pytest.mark.parametrize("mode, agent", [("thread", stay), ("async", awaited)])
 def test_a_stuck_client_is_not_used_before_its_call_returns(mode, agent, let_go):
     client = Stuck(5)
-    with ParallelRolloutCollector(mode, num_workers=2, on_error="skip", rollout_timeout_s=0.1) as collector:
+    with ParallelRolloutCollector(mode, num_workers=2, on_error="skip", rollout_timeout_s=1.0) as collector:
         first, second = collector.collect([client, client], agent)
         assert isinstance(first.error, RolloutTimeout) and "earlier rollout" in str(second.error)
         assert len(client.resets) == 1

@@ -138,7 +138,8 @@ class ProcessBackend(Backend):
             "by_value": self.by_value,
             "threads": self.threads,
             "factories": self._factories,
-            "slots": np.flatnonzero(self.worker_of == worker.index).tolist() or worker.slots,
+            # Those that it steps, and those that are elsewhere now and may come back (a share of the parent's, a resize).
+            "slots": sorted({*np.flatnonzero(self.worker_of == worker.index).tolist(), *worker.slots}),
             "on_end": self.recipe.on_end,
             "tasks": dict(self._tasks),
             "options": self._options_of(worker),

@@ -9,11 +9,14 @@ import pytest
 from envfleet.testing.conformance import CHECKS, Start
 
 pytestmark = pytest.mark.usefixtures("ray_here")
-#: `make test` runs these; the rest is in `make test-ray`.
+WAYS = (("stream", "compiled"), ("stream", "python"), ("call", "compiled"))
+#: `make test` runs these, and only the first way: actors take seconds to start. The rest is in `make test-ray`.
 SHORT = ("same_bytes_as_serial", "a_failing_env_is_a_fault", "tasks_and_seeds_go_ahead")
 
 
-@pytest.mark.parametrize(("transport", "core"), [("stream", "compiled"), ("stream", "python"), ("call", "compiled")])
+@pytest.mark.parametrize(
+    ("transport", "core"), [pytest.param(*way, marks=[] if way == WAYS[0] else pytest.mark.full) for way in WAYS]
+)
 @pytest.mark.parametrize(
     "check",
     [pytest.param(check, marks=[] if check.__name__ in SHORT else pytest.mark.full) for check in CHECKS],

@@ -17,6 +17,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.full
 def test_quick_run_writes_every_row(tmp_path):
     out = tmp_path / "results.json"
     done = bench("--quick", "--out", str(out))

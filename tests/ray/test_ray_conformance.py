@@ -11,7 +11,7 @@ from envfleet.testing.conformance import CHECKS, Start
 pytestmark = pytest.mark.usefixtures("ray_here")
 WAYS = (("stream", "compiled"), ("stream", "python"), ("call", "compiled"))
 #: `make test` runs these, and only the first way: actors take seconds to start. The rest is in `make test-ray`.
-SHORT = ("same_bytes_as_serial", "a_failing_env_is_a_fault", "tasks_and_seeds_go_ahead")
+SHORT = ("a_failing_env_is_a_fault", "tasks_and_seeds_go_ahead")
 
 
 @pytest.mark.parametrize(

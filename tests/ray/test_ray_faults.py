@@ -185,6 +185,7 @@ def test_half_a_message_is_a_silent_worker(undisturbed: Timed) -> None:
 
 
 @pytest.mark.usefixtures("ray_here")
+@pytest.mark.full
 def test_bytes_of_somebody_else_end_the_connection_and_change_no_row(undisturbed: Timed) -> None:
     def hit(fleet: Any) -> None:
         channel = fleet._backend._workers[0].channel

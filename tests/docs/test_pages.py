@@ -118,6 +118,7 @@ def test_a_block_of_python_runs_alone_and_prints_what_the_page_shows(block, tmp_
     check_output(block, run([sys.executable, script.name], tmp_path))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "page", [page for page in TUTORIALS if any(block.kind == "sh" for block in blocks_of(page))], ids=name_of
 )

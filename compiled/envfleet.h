@@ -37,11 +37,18 @@ typedef struct {
     double ep_return;
 } Moment;
 
-// A native environment in a slot: compiled/native_life.c. Its memory is the random stream, the state, and the task. Runner.calls and
-// Runner.states have the rest, as its library takes it.
-typedef struct {
-    const EnvTable *table; // NULL: the slot's environment is not native
+// What many native environments have in common. Slots have a pointer to it: what is read for every step should be in few cache lines.
+typedef struct NativeKind {
+    const EnvTable *table;
     int64_t count, start, numbers; // of a discrete action: values of each number, the first, how many numbers; 0: not checked
+    int64_t limit;                 // of an absorbed TimeLimit, 0 for none
+    const void *shared;            // EnvCall.shared
+    struct NativeKind *next;
+} NativeKind;
+
+// A native environment in a slot: compiled/native_life.c. Its memory is the random stream, the state, and the task. Runner.kinds and
+// Runner.states have the rest.
+typedef struct {
     double *task;          // NULL: it has none; else task[0] says whether one was given, and it follows
     int64_t task_id;       // whose value is in `task`; -2: not known
     PyObject *owner;       // keeps the memory alive
@@ -115,8 +122,9 @@ typedef struct {
     char interruptible;          // runs in a main thread: a KeyboardInterrupt comes from the user, not from the env
     unsigned born;               // how often this process had been forked when the runner was made
     Left *left;                  // [slot], NULL until a native environment is armed; likewise
-    EnvCall *calls;              // [slot]
     void **states;               // [slot]
+    const NativeKind **kinds;    // [slot], NULL: the slot's environment is not native
+    NativeKind *all_kinds;       // freed with the runner: threads may be reading them
     struct Pool *pool;           // threads that step native environments, NULL for none: compiled/native_pool.c
     double native_ns;            // how long a native step took, lately
     char *arena;                 // per slot: u32 info bytes, u32 final info bytes, then both; NULL for none
@@ -135,6 +143,8 @@ typedef struct {
     char terminated, truncated, active, scored, pending, over, waiting;
     uint8_t status, command, action_type;
 } Head;
+
+static inline int is_native(const Runner *runner, Py_ssize_t slot) { return runner->kinds && runner->kinds[slot]; }
 
 static inline Head *head_of(const Runner *runner, Py_ssize_t slot) { return (Head *)(runner->head + slot * runner->stride); }
 
@@ -203,12 +213,19 @@ int runner_check(Runner *runner, Py_ssize_t slot); // 0, or -1 with an exception
 int native_check(Runner *runner, const int64_t *slots, Py_ssize_t count);
 int native_make_room(Runner *runner);
 void native_free_room(Runner *runner);
+void native_disarm(Runner *runner, Py_ssize_t slot);
 int native_advance(Runner *runner, Py_ssize_t slot, int thread);
-void native_advance_all(Runner *runner, const int64_t *slots, Py_ssize_t count, int thread, char *is_left);
+void native_advance_run(Runner *runner, Py_ssize_t first, Py_ssize_t count, int thread, char *is_left);
 int native_finish(Runner *runner, Py_ssize_t slot, uint32_t turn);
 int native_run(Runner *runner, const int64_t *slots, Py_ssize_t count);
 int finish_left(Runner *runner, Py_ssize_t slot, uint32_t turn, PyObject **type, PyObject **value, PyObject **trace);
 void native_forget_infos(Runner *runner, const int64_t *slots, Py_ssize_t count);
+// How many of the slots are neighbours, from the first on.
+static inline Py_ssize_t native_neighbours(const int64_t *slots, Py_ssize_t count) {
+    Py_ssize_t i = 1;
+    while (i < count && slots[i] == slots[0] + i) i++;
+    return i;
+}
 // Threads that step them: native_pool.c.
 PyObject *runner_start_threads(Runner *runner, PyObject *count);
 PyObject *runner_submit(Runner *runner, PyObject *slots);

@@ -8,6 +8,20 @@
 
 #define ALIGNED(bytes) (((bytes) + 63) & ~(Py_ssize_t)63)
 
+#define MOST_COMPARED 64 // of kinds: where every environment has one of its own, looking for an equal one is not worth it
+
+// The kind with these fields: one that is there, or a new one. NULL with an exception.
+static const NativeKind *kind_of(Runner *runner, const NativeKind *wanted) {
+    NativeKind *kind = runner->all_kinds;
+    for (int i = 0; kind && i < MOST_COMPARED; i++, kind = kind->next)
+        if (!memcmp(kind, wanted, offsetof(NativeKind, next))) return kind;
+    kind = PyMem_RawMalloc(sizeof *kind);
+    if (!kind) return PyErr_NoMemory(), NULL;
+    *kind = *wanted;
+    kind->next = runner->all_kinds;
+    return runner->all_kinds = kind;
+}
+
 // parts: (address of the table, memory, numbers in a task, count and start of each number of a discrete action, how many numbers it
 // has, address of what is shared)
 int native_arm(Runner *runner, Py_ssize_t slot, PyObject *parts) {
@@ -26,37 +40,36 @@ int native_arm(Runner *runner, Py_ssize_t slot, PyObject *parts) {
         return -1;
     }
     if (native_make_room(runner) < 0) return -1;
+    const NativeKind *kind = kind_of(runner, &(NativeKind){functions, count, start, count ? numbers : 0, runner->slots[slot].limit,
+                                                           (const void *)(uintptr_t)shared, NULL});
+    if (!kind) return -1;
     Native *native = &runner->slots[slot].native;
-    EnvCall *call = &runner->calls[slot];
     Py_XSETREF(native->owner, Py_NewRef(memory));
-    call->random = (EnvRandom *)data;
-    call->obs = runner->obs + slot * runner->obs_bytes;
-    call->shared = (const void *)(uintptr_t)shared;
-    call->error = runner->left[slot].error;
     runner->states[slot] = data + sizeof(EnvRandom);
     native->task = task_size ? (double *)(data + task_at) : NULL;
-    native->count = count;
-    native->start = start;
-    native->numbers = count ? numbers : 0;
     native->task_id = -2;
-    native->table = functions;
+    runner->kinds[slot] = kind;
     return 0;
+}
+
+void native_disarm(Runner *runner, Py_ssize_t slot) {
+    if (runner->kinds) runner->kinds[slot] = NULL;
+    Py_CLEAR(runner->slots[slot].native.owner);
 }
 
 // What the slots of native environments need beside their rows, once; -1 with an exception.
 int native_make_room(Runner *runner) {
     if (runner->left) return 0;
     size_t slots = runner->num_slots + 1;
-    runner->states = PyMem_RawCalloc(slots, sizeof(void *));
-    runner->calls = aligned_alloc(64, slots * sizeof(EnvCall)); // a cache line each
+    runner->states = PyMem_RawCalloc(slots, sizeof *runner->states);
+    runner->kinds = PyMem_RawCalloc(slots, sizeof *runner->kinds);
     Left *left = PyMem_RawCalloc(slots, sizeof(Left));
-    if (!runner->states || !runner->calls || !left) {
+    if (!runner->states || !runner->kinds || !left) {
         PyMem_RawFree(left);
         native_free_room(runner);
         PyErr_NoMemory();
         return -1;
     }
-    memset(runner->calls, 0, slots * sizeof(EnvCall));
     runner->left = left;
     return 0;
 }
@@ -64,19 +77,25 @@ int native_make_room(Runner *runner) {
 void native_free_room(Runner *runner) {
     PyMem_RawFree(runner->left);
     PyMem_RawFree(runner->states);
-    free(runner->calls);
+    PyMem_RawFree((void *)runner->kinds);
+    while (runner->all_kinds) {
+        NativeKind *kind = runner->all_kinds;
+        runner->all_kinds = kind->next;
+        PyMem_RawFree(kind);
+    }
     runner->left = NULL;
     runner->states = NULL;
-    runner->calls = NULL;
+    runner->kinds = NULL;
 }
 
 // 0, or -1 with an exception: there is no such slot.
 int native_check(Runner *runner, const int64_t *slots, Py_ssize_t count) {
-    uint64_t most = 0; // negative numbers are the largest
-    for (Py_ssize_t i = 0; i < count; i++) most = (uint64_t)slots[i] > most ? (uint64_t)slots[i] : most;
-    if (!count || most < (uint64_t)runner->num_slots) return 0;
-    PyErr_Format(PyExc_IndexError, "slot %lld does not exist", (long long)most);
-    return -1;
+    for (Py_ssize_t at = 0, some; at < count; at += some) {
+        some = native_neighbours(slots + at, count - at);
+        if (slots[at] >= 0 && slots[at] <= runner->num_slots - some) continue;
+        return PyErr_Format(PyExc_IndexError, "slot %lld does not exist", (long long)(slots[at] < 0 ? slots[at] : slots[at] + some - 1)), -1;
+    }
+    return 0;
 }
 
 static int leave(Left *left, int why) {
@@ -103,7 +122,7 @@ static double wide_number(const char *data, int number, Py_ssize_t i, int64_t *w
 // Where an action in another dtype is, converted; NULL when Python has to convert it.
 static const void *wide_action_of(Runner *runner, Py_ssize_t slot, int number) {
     int64_t *converted = &runner->left[slot].action;
-    if (runner->slots[slot].native.numbers != 1 || number > 8) return NULL; // floats, 64 unsigned bits, arrays: rare
+    if (runner->kinds[slot]->numbers != 1 || number > 8) return NULL; // floats, 64 unsigned bits, arrays: rare
     wide_number(runner->wide_action + slot * runner->wide_action_bytes, number, 0, converted);
     return converted;
 }
@@ -158,16 +177,26 @@ static void seed_stream(EnvRandom *random, uint64_t seed) {
     *random = (EnvRandom){(uint64_t)(state >> 64), (uint64_t)state, (uint64_t)(inc >> 64), (uint64_t)inc, 0, 0, {0, 0, 0}};
 }
 
+// A call for a slot, but for its action and task.
+static inline EnvCall call_of(const Runner *runner, Py_ssize_t slot, int thread) {
+    char *state = runner->states[slot];
+    return (EnvCall){.random = (EnvRandom *)(state - sizeof(EnvRandom)),
+                     .obs = runner->obs + slot * runner->obs_bytes,
+                     .thread = thread,
+                     .shared = runner->kinds[slot]->shared,
+                     .error = runner->left[slot].error};
+}
+
 // The reset of the next episode, with its seed. SIDE_NONE, or SIDE_LEFT.
-static int reset_here(Runner *runner, Py_ssize_t slot, Head *head) {
+static int reset_here(Runner *runner, Py_ssize_t slot, Head *head, int thread) {
     Native *native = &runner->slots[slot].native;
-    EnvCall *call = &runner->calls[slot];
+    EnvCall call = call_of(runner, slot, thread);
     int64_t task = head->next_task, seed = head->next_seed;
     if (task >= 0 && task != native->task_id) return leave(&runner->left[slot], LEFT_RESET);
     head->next_seed = -1;
-    if (seed >= 0) seed_stream(call->random, (uint64_t)seed);
-    call->task = native->task && native->task[0] ? native->task + 1 : NULL;
-    if (native->table->reset(runner->states[slot], call)) {
+    if (seed >= 0) seed_stream(call.random, (uint64_t)seed);
+    call.task = native->task && native->task[0] ? native->task + 1 : NULL;
+    if (runner->kinds[slot]->table->reset(runner->states[slot], &call)) {
         head->now_task = task; // the fault names them
         head->now_seed = seed;
         return leave(&runner->left[slot], LEFT_RESET_FAULT);
@@ -177,9 +206,9 @@ static int reset_here(Runner *runner, Py_ssize_t slot, Head *head) {
 }
 
 // A slot that waits at the end of its episode: the send begins the next one, and ignores the action.
-static int begin_here(Runner *runner, Py_ssize_t slot, Head *head) {
+static int begin_here(Runner *runner, Py_ssize_t slot, Head *head, int thread) {
     keep_obs(runner, slot);
-    int side = reset_here(runner, slot, head);
+    int side = reset_here(runner, slot, head, thread);
     if (side != SIDE_NONE) {
         if (runner->left[slot].why == LEFT_RESET) runner->left[slot].why = LEFT_SLOW; // nothing was done yet
         return side;
@@ -192,9 +221,10 @@ static int begin_here(Runner *runner, Py_ssize_t slot, Head *head) {
 }
 
 // Actions of which there is a fixed number are checked here, so that native code may use them as indices. Python says what is wrong with one.
-static inline int is_action(const Native *native, const int64_t *action) {
-    for (int64_t i = 0; i < native->numbers; i++)
-        if ((uint64_t)action[i] - (uint64_t)native->start >= (uint64_t)native->count) return 0;
+static inline int is_action(const NativeKind *kind, const int64_t *action) {
+    if (kind->numbers == 1) return (uint64_t)action[0] - (uint64_t)kind->start < (uint64_t)kind->count; // most environments
+    for (int64_t i = 0; i < kind->numbers; i++)
+        if ((uint64_t)action[i] - (uint64_t)kind->start >= (uint64_t)kind->count) return 0;
     return 1;
 }
 
@@ -202,13 +232,12 @@ static inline int is_action(const Native *native, const int64_t *action) {
 // would read all of it again.
 typedef struct {
     Runner *runner;
-    char *head, *action;
-    Py_ssize_t stride, action_bytes;
-    const Slot *slots;
-    EnvCall *calls;
+    char *head, *action, *obs;
+    Py_ssize_t stride, action_bytes, obs_bytes;
+    Left *left;
+    void *const *states;
     int64_t spent_ns; // of the batch before: reading the clock for every step would cost as much as a step
-    EnvCall fresh;    // reward, flags and thread of a call that was not made yet
-    int keeps;
+    int thread, keeps;
 } Batch;
 
 static inline Head *row_of(const Batch *batch, Py_ssize_t slot) { return (Head *)(batch->head + slot * batch->stride); }
@@ -224,42 +253,38 @@ static inline int is_plain_step(const Head *head) {
     return !(flags & mask);
 }
 
-// Makes a slot ready to be stepped: STEP_READY. SIDE_LEFT: Python has to do it. SIDE_NONE: it was no step, and is done.
+// Makes a slot and its call ready to be stepped: STEP_READY. SIDE_LEFT: Python has to do it. SIDE_NONE: it was no step, and is done.
 enum { STEP_READY = -1 };
-static int prepare_other(const Batch *batch, Py_ssize_t slot) {
+static int prepare_other(const Batch *batch, const NativeKind *kind, Py_ssize_t slot, EnvCall *call) {
     Head *head = row_of(batch, slot);
-    if (head->command != COMMAND_STEP) return leave(&batch->runner->left[slot], LEFT_SLOW);
-    if (head->waiting) return begin_here(batch->runner, slot, head);
+    if (head->command != COMMAND_STEP) return leave(&batch->left[slot], LEFT_SLOW);
+    if (head->waiting) return begin_here(batch->runner, slot, head, batch->thread);
     const void *action = head->action_type ? wide_action_of(batch->runner, slot, head->action_type) : NULL;
-    batch->calls[slot].action = action;
-    return action && is_action(&batch->slots[slot].native, action) ? STEP_READY : leave(&batch->runner->left[slot], LEFT_SLOW);
+    call->action = action;
+    return action && is_action(kind, action) ? STEP_READY : leave(&batch->left[slot], LEFT_SLOW);
 }
 
-static inline int prepare(const Batch *batch, Py_ssize_t slot) {
-    const Native *native = &batch->slots[slot].native;
-    EnvCall *call = &batch->calls[slot];
+static inline int prepare(const Batch *batch, const NativeKind *kind, Py_ssize_t slot, EnvCall *call) {
     const void *action = batch->action + slot * batch->action_bytes;
-    call->action = action;
-    memcpy(&call->reward, &batch->fresh.reward, offsetof(EnvCall, shared) - offsetof(EnvCall, reward)); // one store instead of four
-    if (!is_plain_step(row_of(batch, slot)) || !is_action(native, action)) {
-        int side = prepare_other(batch, slot);
+    *call = (EnvCall){.random = (EnvRandom *)((char *)batch->states[slot] - sizeof(EnvRandom)),
+                      .action = action,
+                      .obs = batch->obs + slot * batch->obs_bytes,
+                      .thread = batch->thread,
+                      .shared = kind->shared,
+                      .error = batch->left[slot].error};
+    if (!is_plain_step(row_of(batch, slot)) || !is_action(kind, action)) {
+        int side = prepare_other(batch, kind, slot, call);
         if (side != STEP_READY) return side;
     }
     if (batch->keeps) keep_obs(batch->runner, slot);
     return STEP_READY;
 }
 
-// write_transition of a step that is not the last of its episode. Flags that are so already, as they mostly are, are not written: the number
-// of writes is what a row costs.
+// write_transition of a step that is not the last of its episode: its flags are always the same, and written in one store.
 static inline void write_middle(Head *head, double reward) {
-    _Static_assert(offsetof(Head, status) == offsetof(Head, terminated) + 7, "read together");
+    _Static_assert(offsetof(Head, status) == offsetof(Head, terminated) + 7, "written together");
     static const Head middle = {.active = 1, .scored = 1, .status = STATUS_READY};
-    if (memcmp(&head->terminated, &middle.terminated, 8)) {
-        Plain plain = {reward, 0, 0};
-        Moment moment = moment_of(head, reward);
-        write_transition(head, &plain, &moment, 0);
-        return;
-    }
+    memcpy(&head->terminated, &middle.terminated, 8);
     int64_t step = head->now_length;
     head->reward = reward;
     head->ep_return = head->now_return += reward;
@@ -271,11 +296,11 @@ static inline void write_middle(Head *head, double reward) {
 }
 
 // An episode ended: the last observation is kept, and the next episode begins.
-static int end_here(Runner *runner, Py_ssize_t slot, const Plain *plain) {
+static int end_here(Runner *runner, Py_ssize_t slot, const Plain *plain, int thread) {
     Head *head = head_of(runner, slot);
     Moment moment = moment_of(head, plain->reward);
-    memcpy(runner->final_obs + slot * runner->obs_bytes, runner->calls[slot].obs, runner->obs_bytes);
-    if (runner->on_end_reset && reset_here(runner, slot, head) != SIDE_NONE) {
+    memcpy(runner->final_obs + slot * runner->obs_bytes, runner->obs + slot * runner->obs_bytes, runner->obs_bytes);
+    if (runner->on_end_reset && reset_here(runner, slot, head, thread) != SIDE_NONE) {
         runner->left[slot].plain = *plain;
         runner->left[slot].moment = moment;
         return SIDE_LEFT;
@@ -285,61 +310,52 @@ static int end_here(Runner *runner, Py_ssize_t slot, const Plain *plain) {
 }
 
 // Writes the row of a step that was made.
-static inline int finish(const Batch *batch, Py_ssize_t slot) {
+static inline int finish(const Batch *batch, int64_t limit, Py_ssize_t slot, const EnvCall *call) {
     Head *head = row_of(batch, slot);
-    const EnvCall *call = &batch->calls[slot];
-    int64_t limit = batch->slots[slot].limit;
     head->step_ns = batch->spent_ns;
     head->busy_ns += batch->spent_ns;
     int is_cut = limit && head->now_length + 1 >= limit;
     if (call->terminated | call->truncated | is_cut)
-        return end_here(batch->runner, slot, &(Plain){call->reward, call->terminated != 0, call->truncated || is_cut});
+        return end_here(batch->runner, slot, &(Plain){call->reward, call->terminated != 0, call->truncated || is_cut}, batch->thread);
     write_middle(head, call->reward);
     return SIDE_NONE;
 }
 
 // Steps neighbouring slots that are ready, in one call of their library, and writes their rows.
-static inline void step_run(const Batch *batch, const EnvTable *table, Py_ssize_t first, Py_ssize_t count, char *is_left) {
-    Runner *runner = batch->runner;
+static inline void step_run(const Batch *batch, const NativeKind *kind, Py_ssize_t first, Py_ssize_t count, EnvCall *calls, char *is_left) {
     for (Py_ssize_t next = 0; next < count; next++) {
         Py_ssize_t begin = next;
-        next += table->step(count - begin, runner->states + first + begin, batch->calls + first + begin);
-        for (Py_ssize_t i = begin; i < next; i++) is_left[i] = (char)(finish(batch, first + i) == SIDE_LEFT);
-        if (next < count) is_left[next] = leave(&runner->left[first + next], LEFT_STEP_FAULT) == SIDE_LEFT;
+        next += kind->table->step(count - begin, batch->states + first + begin, calls + begin);
+        for (Py_ssize_t i = begin; i < next; i++) is_left[i] = (char)(finish(batch, kind->limit, first + i, calls + i) == SIDE_LEFT);
+        if (next < count) is_left[next] = leave(&batch->left[first + next], LEFT_STEP_FAULT) == SIDE_LEFT;
     }
 }
 
-// How many of the slots are neighbours with environments of one kind, from the first on.
-static Py_ssize_t neighbours(const Runner *runner, const int64_t *slots, Py_ssize_t count) {
-    const Slot *first = &runner->slots[slots[0]];
-    Py_ssize_t i = 1;
-    while (i < count && slots[i] == slots[0] + i && first[i].native.table == first->native.table) i++;
-    return i;
-}
-
-// Advances slots, none of them in Python; `is_left` says which ones it has to finish. Neighbours are prepared, stepped and finished
-// together: while the floating point results of one step are awaited, the processor works on the next. The most at a time is what stays
-// in the first cache between the three.
-enum { RUN = 64 };
-void native_advance_all(Runner *runner, const int64_t *slots, Py_ssize_t count, int thread, char *is_left) {
-    const Batch batch = {runner, runner->head, runner->action, runner->stride, runner->action_bytes, runner->slots, runner->calls,
-                         (int64_t)runner->native_ns, {.thread = thread}, runner->num_keeping > 1};
+// Advances neighbouring slots, none of them in Python; `is_left` says which ones it has to finish. Those of one kind are prepared, stepped
+// and finished together: while the floating point results of one step are awaited, the processor works on the next. The most at a time
+// is what stays in the first cache between the three, with the calls, which are made anew for each: kept per slot, they would be
+// read from memory.
+enum { TOGETHER = 64 };
+void native_advance_run(Runner *runner, Py_ssize_t first, Py_ssize_t count, int thread, char *is_left) {
+    const Batch batch = {runner, runner->head, runner->action, runner->obs, runner->stride, runner->action_bytes, runner->obs_bytes,
+                         runner->left, runner->states, (int64_t)runner->native_ns, thread, runner->num_keeping > 1};
+    EnvCall calls[TOGETHER];
     for (Py_ssize_t at = 0; at < count;) {
-        Py_ssize_t first = slots[at], most = neighbours(runner, slots + at, count - at < RUN ? count - at : RUN), ready = 0;
-        const EnvTable *table = batch.slots[first].native.table;
+        const NativeKind *const *kinds = &runner->kinds[first + at], *kind = kinds[0];
+        Py_ssize_t most = count - at < TOGETHER ? count - at : TOGETHER, ready = 0;
         int side = STEP_READY;
-        if (!table) side = leave(&runner->left[first], LEFT_SLOW);
-        while (side == STEP_READY && ready < most) ready += (side = prepare(&batch, first + ready)) == STEP_READY;
-        if (ready) step_run(&batch, table, first, ready, is_left + at);
+        if (!kind) side = leave(&runner->left[first + at], LEFT_SLOW);
+        while (side == STEP_READY && ready < most && kinds[ready] == kind)
+            ready += (side = prepare(&batch, kind, first + at + ready, calls + ready)) == STEP_READY;
+        if (ready) step_run(&batch, kind, first + at, ready, calls, is_left + at);
         at += ready;
         if (side != STEP_READY) is_left[at++] = side == SIDE_LEFT;
     }
 }
 
 int native_advance(Runner *runner, Py_ssize_t slot, int thread) {
-    int64_t number = slot;
     char is_left;
-    native_advance_all(runner, &number, 1, thread, &is_left);
+    native_advance_run(runner, slot, 1, thread, &is_left);
     return is_left ? SIDE_LEFT : SIDE_NONE;
 }
 
@@ -347,7 +363,7 @@ int native_advance(Runner *runner, Py_ssize_t slot, int thread) {
 int native_finish(Runner *runner, Py_ssize_t slot, uint32_t turn) {
     Left *left = &runner->left[slot];
     int side = SIDE_NONE, why = left->why;
-    if (!runner->slots[slot].native.table) { // an environment in Python, in the same fleet
+    if (!is_native(runner, slot)) { // an environment in Python, in the same fleet
         int64_t now = 0;
         if (runner_check(runner, slot) < 0) return -1;
         return runner_advance(runner, slot, turn, &now);
@@ -410,9 +426,13 @@ int native_run(Runner *runner, const int64_t *slots, Py_ssize_t count) {
     if (!is_left) return PyErr_NoMemory(), -1;
     Py_BEGIN_ALLOW_THREADS;
     int64_t begin = now_ns();
-    for (Py_ssize_t i = 0; i < count; i++) given[slots[i]]++;
-    native_advance_all(runner, slots, count, 0, is_left);
-    for (Py_ssize_t i = 0; i < count; i++) done[slots[i]] = given[slots[i]] - is_left[i]; // one turn behind: it is out
+    for (Py_ssize_t at = 0, some; at < count; at += some) {
+        Py_ssize_t first = slots[at];
+        some = native_neighbours(slots + at, count - at);
+        for (Py_ssize_t i = 0; i < some; i++) given[first + i]++;
+        native_advance_run(runner, first, some, 0, is_left + at);
+        for (Py_ssize_t i = 0; i < some; i++) done[first + i] = given[first + i] - is_left[at + i]; // one turn behind: it is out
+    }
     if (count) runner->native_ns = (double)(now_ns() - begin) / (double)count;
     Py_END_ALLOW_THREADS;
     int plain = 1;

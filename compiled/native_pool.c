@@ -1,5 +1,5 @@
-// Threads that step native environments beside the caller. One queue of slots under one mutex; a thread takes some tens of microseconds of
-// work at a time, so that the mutex costs nothing. The caller steps too whenever it waits, so a pool of n workers has n - 1 threads, and
+// Threads that step native environments beside the caller. One queue of runs of neighbouring slots under one mutex; a thread takes some
+// tens of microseconds of work at a time, so that the mutex costs nothing. The caller steps too whenever it waits, so a pool of n workers has n - 1 threads, and
 // while the caller computes its next actions they go on alone.
 //
 // Threads never touch Python: they write rows, mark them as done, or leave the slot to the caller (native_life.c).
@@ -14,12 +14,17 @@
 #define LEAST_NS 3000.0  // work taken from the queue at a time, at least
 #define SPIN_NS 60000    // how long a thread without work looks for more before it sleeps: a wake-up costs about as much
 
+typedef struct {
+    int64_t first, count;
+} Run;
+
 typedef struct Pool {
     Runner *runner;
     pthread_mutex_t lock;
     pthread_cond_t work, finished;
-    int64_t *queue;               // slots to step, a ring: a slot is in it once at the most
-    Py_ssize_t first, waiting;
+    Run *queue;                   // what is to be stepped, a ring: a slot is in it once at the most
+    Py_ssize_t first, num_runs;
+    Py_ssize_t waiting;           // slots in all of them
     int64_t *left;                // slots that Python has to finish
     Py_ssize_t num_left, num_busy; // num_busy: taken and not yet finished
     unsigned changes;             // counts submits, read without the lock by threads that spin
@@ -33,42 +38,64 @@ static Py_ssize_t wrapped(Py_ssize_t at, Py_ssize_t size) {
     return at - (at >= size ? size : 0);
 }
 
+enum { ROOM = 2048, RUNS = 64 };
+
 // Takes some slots from the queue: the caller and every second thread from its beginning, the others from its end, so that a slot is mostly
-// stepped by the thread whose cache has it. Called with the lock.
-static Py_ssize_t take(Pool *pool, int64_t *slots, Py_ssize_t room, int thread) {
+// stepped by the thread whose cache has it. Called with the lock. How many runs it has taken.
+static int take(Pool *pool, Run *taken, int thread) {
     double each_ns = pool->runner->native_ns > 20 ? pool->runner->native_ns : 20;
     // Half of a fair share, so that all end at about the same time, but not so few that the lock is what they wait for.
     Py_ssize_t count = pool->waiting / (2 * (pool->num_threads + 1)), least = (Py_ssize_t)(LEAST_NS / each_ns) + 1;
     if (count < least) count = least;
-    if (count > room) count = room;
-    if (count > pool->waiting) count = pool->waiting;
-    Py_ssize_t from = pool->first + (thread % 2 ? pool->waiting - count : 0), size = pool->runner->num_slots;
-    for (Py_ssize_t i = 0; i < count; i++) slots[i] = pool->queue[wrapped(from + i, size)];
-    if (thread % 2 == 0) pool->first = wrapped(pool->first + count, size);
-    pool->waiting -= count;
-    pool->num_busy += count;
-    return count;
+    if (count > ROOM) count = ROOM;
+    int runs = 0, from_end = thread % 2;
+    while (count && pool->num_runs && runs < RUNS) {
+        Run *run = &pool->queue[wrapped(pool->first + (from_end ? pool->num_runs - 1 : 0), pool->runner->num_slots)];
+        Py_ssize_t some = run->count < count ? run->count : count;
+        taken[runs++] = (Run){from_end ? run->first + run->count - some : run->first, some};
+        run->first += from_end ? 0 : some;
+        run->count -= some;
+        if (!run->count) {
+            pool->num_runs--;
+            if (!from_end) pool->first = wrapped(pool->first + 1, pool->runner->num_slots);
+        }
+        pool->waiting -= some;
+        pool->num_busy += some;
+        count -= some;
+    }
+    return runs;
 }
 
-enum { ROOM = 2048 };
+// Steps a run of slots. Rows are marked as done, after they were written, without the lock; slots that Python has to finish go on a list with it.
+static void step_run(Pool *pool, Run run, int thread, char *is_left) {
+    uint32_t *given = pool->runner->board.given + run.first, *done = pool->runner->board.done + run.first;
+    native_advance_run(pool->runner, run.first, run.count, thread, is_left);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    if (!memchr(is_left, 1, (size_t)run.count)) { // nearly always: many at once
+        memcpy(done, given, (size_t)run.count * sizeof *done);
+        return;
+    }
+    pthread_mutex_lock(&pool->lock);
+    for (Py_ssize_t i = 0; i < run.count; i++) {
+        if (is_left[i]) pool->left[pool->num_left++] = run.first + i;
+        else done[i] = given[i];
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
 
 // Steps some slots of the queue, if there are any. Called with the lock, which is free meanwhile; whether there were any.
 static int work_some(Pool *pool, int thread) {
-    Runner *runner = pool->runner;
-    int64_t slots[ROOM];
+    Run taken[RUNS];
     char is_left[ROOM];
-    Py_ssize_t count = take(pool, slots, ROOM, thread);
-    if (!count) return 0;
+    Py_ssize_t count = 0;
+    int runs = take(pool, taken, thread);
+    if (!runs) return 0;
     pthread_mutex_unlock(&pool->lock);
     int64_t begin = now_ns();
-    native_advance_all(runner, slots, count, thread, is_left);
+    for (int i = 0; i < runs; count += taken[i++].count) step_run(pool, taken[i], thread, is_left);
     double mean_ns = (double)(now_ns() - begin) / (double)count;
     pthread_mutex_lock(&pool->lock);
-    runner->native_ns = mean_ns;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (is_left[i]) pool->left[pool->num_left++] = slots[i];
-        else __atomic_store_n(&runner->board.done[slots[i]], runner->board.given[slots[i]], __ATOMIC_RELEASE);
-    }
+    pool->runner->native_ns = mean_ns;
     pool->num_busy -= count;
     pthread_cond_signal(&pool->finished);
     return 1;
@@ -165,11 +192,16 @@ PyObject *runner_submit(Runner *runner, PyObject *numbers) {
         plain = native_run(runner, slots, count);
     } else {
         native_forget_infos(runner, slots, count);
-        pthread_mutex_lock(&pool->lock); // threads hold it for moments only, and never need the interpreter
-        for (Py_ssize_t i = 0; i < count; i++) {
-            runner->board.given[slots[i]]++;
-            pool->queue[wrapped(pool->first + pool->waiting++, runner->num_slots)] = slots[i];
+        for (Py_ssize_t at = 0, some; at < count; at += some) { // slots that no thread has
+            some = native_neighbours(slots + at, count - at);
+            for (Py_ssize_t i = 0; i < some; i++) runner->board.given[slots[at] + i]++;
         }
+        pthread_mutex_lock(&pool->lock); // threads hold it for moments only, and never need the interpreter
+        for (Py_ssize_t at = 0, some; at < count; at += some) {
+            some = native_neighbours(slots + at, count - at);
+            pool->queue[wrapped(pool->first + pool->num_runs++, runner->num_slots)] = (Run){slots[at], some};
+        }
+        pool->waiting += count;
         __atomic_add_fetch(&pool->changes, 1, __ATOMIC_RELEASE);
         if (pool->num_asleep) pthread_cond_broadcast(&pool->work);
         pthread_mutex_unlock(&pool->lock);
@@ -233,7 +265,7 @@ PyObject *runner_stop_threads(Runner *runner, PyObject *timeout) {
     int late = 0;
     pthread_mutex_lock(&pool->lock);
     pool->stop = 1;
-    pool->waiting = 0;
+    pool->waiting = pool->num_runs = 0;
     __atomic_add_fetch(&pool->changes, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);

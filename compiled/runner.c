@@ -397,7 +397,7 @@ int runner_take(Runner *runner, Py_ssize_t slot, PyObject *result) {
 int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now) {
     Slot *s = &runner->slots[slot];
     if (runner->arena) memset(runner->arena + slot * runner->arena_bytes, 0, 8);
-    int native = s->native.table && FIELD(runner, slot, uint8_t, command) == COMMAND_STEP;
+    int native = is_native(runner, slot) && FIELD(runner, slot, uint8_t, command) == COMMAND_STEP;
     if (!native && !is_steppable(runner, slot)) {
         PyObject *sided = PyObject_CallFunction(runner->slow, "nI", slot, turn);
         *now = 0;

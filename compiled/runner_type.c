@@ -143,8 +143,7 @@ static int runner_clear(Runner *self) {
         Py_CLEAR(self->slots[i].step);
         Py_CLEAR(self->slots[i].reset);
         Py_CLEAR(self->slots[i].env);
-        self->slots[i].native.table = NULL;
-        Py_CLEAR(self->slots[i].native.owner);
+        native_disarm(self, i);
     }
     Py_CLEAR(self->slow);
     Py_CLEAR(self->pickle);
@@ -196,8 +195,7 @@ static PyObject *runner_disarm(Runner *self, PyObject *number) {
     Py_CLEAR(self->slots[slot].step);
     Py_CLEAR(self->slots[slot].reset);
     Py_CLEAR(self->slots[slot].env);
-    self->slots[slot].native.table = NULL;
-    Py_CLEAR(self->slots[slot].native.owner);
+    native_disarm(self, slot);
     Py_RETURN_NONE;
 }
 
@@ -249,7 +247,7 @@ static PyObject *runner_run(Runner *self, PyObject *slots) {
     const int64_t *numbers = view.buf;
     int64_t now = 0;
     int plain = 1, bad = 0;
-    if (self->left) {
+    if (self->left && !self->pulse) { // with a pulse, each slot says that it is being stepped
         Py_ssize_t count = (Py_ssize_t)(view.len / sizeof(int64_t));
         plain = native_check(self, numbers, count) < 0 ? -1 : native_run(self, numbers, count);
         PyBuffer_Release(&view);

@@ -93,7 +93,7 @@ def test_a_slot_sent_without_a_reset_says_that_it_was_abandoned(tmp_path: Path) 
         fleet.recv()
         fleet.send([0], slots=[2])
         batch = fleet.recv()
-        assert batch.status.tolist() == [FAULT] or batch.step.tolist() == [0]  # lost, or it was complete and only dropped
+        assert batch.status.tolist() == [FAULT] or batch.step.tolist() == [1]  # lost, or step 0 was complete and only dropped
 
 
 @CORES

@@ -75,6 +75,58 @@ def test_the_example_of_the_page_is_built_and_run_as_written(tmp_path: Path, mon
         assert np.array_equal(batch.obs, first.obs + 1)
 
 
+MANY = """
+#include "envfleet_env.h"
+struct NAME {
+    int64_t at;
+    static constexpr const char *name = "NAME";
+    static void spaces(const double *, envfleet::Spaces &space) { space.obs.box<double>({1}); space.action.discrete(5); }
+    void reset(envfleet::Call &call) { at = call.rng().below(1000); call.obs<double>()[0] = (double)at; }
+    void move(envfleet::Call &call) {
+        at = (at * 31 + call.action<int64_t>()[0]) % 1009;
+        call.obs<double>()[0] = (double)at;
+        call.reward = (double)(at % 7);
+        call.terminated = at % 11 == 0;
+    }
+    STEP
+};
+ENVFLEET_ENV(NAME)
+"""
+ONE_BY_ONE = "void step(envfleet::Call &call) { move(call); }"
+TOGETHER = """static void step_many(int64_t count, NAME *const *envs, envfleet::Call *calls) noexcept {
+        for (int64_t i = 0; i < count; i++) envs[i]->move(calls[i]);
+    }"""
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_steps_of_many_at_a_time_give_the_same_rows(tmp_path: Path, num_workers: int) -> None:
+    fleets = []
+    for name, step in (("Single", ONE_BY_ONE), ("Several", TOGETHER)):
+        (tmp_path / f"{name}.cpp").write_text(MANY.replace("STEP", step).replace("NAME", name))
+        path = build_library(tmp_path / f"{name}.cpp")[0]
+        fleets.append(ef.make(f"native:{path}", 3000, backend="native", num_workers=num_workers))
+    rng = np.random.default_rng(0)
+    batches = [fleet.reset(seed=0) for fleet in fleets]
+    for t in range(30):
+        actions, slots = rng.integers(0, 5, 3000), np.sort(rng.choice(3000, 1700, replace=False))
+        chosen = None if t % 3 else slots  # runs of neighbours of every length, too
+        for fleet in fleets:
+            fleet.send(actions if chosen is None else actions[chosen], chosen)
+        batches = [fleet.recv() for fleet in fleets]
+        for field in ("obs", "reward", "terminated", "episode", "step", "length", "ep_return", "final_obs", "slots"):
+            ours, theirs = (getattr(batch, field) for batch in batches)
+            assert np.array_equal(ours, theirs, equal_nan=True), field
+    assert batches[0].episode.max() > 1
+    for fleet in fleets:
+        fleet.close()
+
+
+def test_a_step_of_many_that_could_throw_is_not_built(tmp_path: Path) -> None:
+    (tmp_path / "bad.cpp").write_text(MANY.replace("STEP", TOGETHER.replace(" noexcept", "")).replace("NAME", "Bad"))
+    with pytest.raises(BuildFailed, match="step_many is noexcept"):
+        build_library(tmp_path / "bad.cpp")
+
+
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "small.cpp").write_text(SMALL)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -370,8 +370,9 @@ class ProcessBackend(Backend):
         current = turns == self.given[slots]
         self.num_stale += int(len(slots) - np.count_nonzero(current))
         current &= self.done[slots] != turns  # not those that were taken in before this was interrupted
-        for slot in slots[current].tolist():
-            self._take_part(slot, parts.get(slot, {}))
+        if parts or self.info or self.final_info:  # else nothing is beside these rows, and nothing was beside the rows before
+            for slot in slots[current].tolist():
+                self._take_part(slot, parts.get(slot, {}))
         if end > at:
             self.slab.unpack(slots, self.slab.names(*UP), frame, at, None if current.all() else current)
         self.done[slots[current]] = turns[current]

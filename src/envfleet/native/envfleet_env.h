@@ -264,11 +264,18 @@ template <typename Env> struct Table {
     static int reset(void *state, EnvCall *call) {
         return guarded(call->error, [&] { ((Env *)state)->reset(*(Call *)call); });
     }
-    static int64_t step(int64_t count, void *const *states, EnvCall *calls) {
+    template <typename E> static auto step_all(int64_t count, void *const *states, EnvCall *calls, int)
+        -> decltype(E::step_many(count, (E *const *)states, (Call *)calls), int64_t()) {
+        static_assert(noexcept(E::step_many(count, (E *const *)states, (Call *)calls)), "step_many is noexcept: nobody could tell whose fault it is");
+        E::step_many(count, (E *const *)states, (Call *)calls);
+        return count;
+    }
+    template <typename E> static int64_t step_all(int64_t count, void *const *states, EnvCall *calls, long) {
         int64_t i = 0;
-        while (i < count && !guarded(calls[i].error, [&] { ((Env *)states[i])->step(*(Call *)&calls[i]); })) i++;
+        while (i < count && !guarded(calls[i].error, [&] { ((E *)states[i])->step(*(Call *)&calls[i]); })) i++;
         return i;
     }
+    static int64_t step(int64_t count, void *const *states, EnvCall *calls) { return step_all<Env>(count, states, calls, 0); }
     template <typename E> static auto render_of(int) -> decltype(std::declval<const E>().render((char *)0, (int64_t)0), (int64_t(*)(const void *, char *, int64_t))0) {
         return [](const void *state, char *out, int64_t room) -> int64_t {
             int64_t size = 0;

@@ -39,8 +39,8 @@ class Slab:
         for name, dtype, shape in layout.arrays(keep, keep_obs):
             self.arrays[name] = np.ndarray((num_slots, *shape), dtype, buffer=self.memory, offset=at[name])
         self.head = self.arrays["head"]
-        # The same rows as plain bytes: indexing a record array goes field by field, a hundred times slower.
-        self.raw = self.head.view((np.void, self.head.dtype.itemsize))
+        self._plain: dict[str, np.ndarray[Any, Any]] = {}
+        self.raw = self._plain_rows("head")
         #: A view of each scalar of all rows, made once: every life holds these, and thousands of lives hold the same.
         self.scalars = {name: self.head[name] for name in self.head.dtype.names or ()}
         #: (dtype, shape, offset) of each scalar in a row; the shape is () but for many agents' columns.
@@ -195,22 +195,33 @@ class Slab:
 
     def pack(self, slots: Slots, names: list[str]) -> bytes:
         """The rows' bytes of some arrays, for a backend that sends rows by value."""
-        return b"".join(self.arrays[name][slots].tobytes() for name in names)
+        return b"".join(self._plain_rows(name)[slots].tobytes() for name in names)
 
     def unpack(
         self, slots: Slots, names: list[str], data: Any, offset: int = 0, chosen: np.ndarray[Any, Any] | None = None
     ) -> int:
         """Write what `pack` made into the same rows here, or into the `chosen` ones (a bool per slot); where it ends."""
         for name in names:
-            array = self.arrays[name]
-            count = len(slots) * int(np.prod(array.shape[1:], dtype=np.int64))
-            rows = np.frombuffer(data, array.dtype, count, offset).reshape(len(slots), *array.shape[1:])
+            array = self._plain_rows(name)
+            if not array.itemsize:
+                continue
+            rows = np.frombuffer(data, array.dtype, len(slots), offset)
             if chosen is None:
                 array[slots] = rows
             else:
                 array[slots[chosen]] = rows[chosen]
             offset += rows.nbytes
         return offset
+
+    def _plain_rows(self, name: str) -> np.ndarray[Any, Any]:
+        """The same rows as plain bytes, one item each: indexing a record array goes field by field, many times slower."""
+        found = self._plain.get(name)
+        if found is None:
+            array = self.arrays[name]
+            size = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+            plain = np.ndarray((self.num_slots,), f"V{size}", buffer=array) if size else np.empty(self.num_slots, "V")
+            found = self._plain[name] = plain
+        return found
 
     def pack_actions(self, slots: Slots) -> bytes:
         """What a worker needs of the rows to advance them; the wide actions only where there are some."""

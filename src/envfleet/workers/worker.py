@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -36,6 +36,8 @@ from envfleet.workers.shared_memory import Pulse, Segment, SharedMap
 STACK_SIGNAL = getattr(signal, "SIGUSR2", 0)  # Windows has none; there are no worker processes there
 #: Steps longer than this are reported one by one, shorter ones together: a message costs about this much.
 _REPORT_EACH_S = 50e-6
+#: How long shorter ones are stepped until they are reported.
+_REPORT_S = 1e-3
 
 
 def worker_main(sock_fd: int, pulse_fd: int, stack_fd: int, keeper_pid: int) -> None:
@@ -64,6 +66,16 @@ def settle(keeper_pid: int, *fds: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+class _Board(NamedTuple):
+    """What the compiled life reports to: see compiled/board.c."""
+
+    given: np.ndarray[Any, Any]
+    done: np.ndarray[Any, Any]
+    info: dict[int, Any]
+    final_info: dict[int, Any]
+    sided: list[tuple[int, int, int]]
+
+
 class Worker:
     """The slots of this process, and the loop over the parent's messages. `words`: where it writes what it is doing, see `Pulse`."""
 
@@ -82,6 +94,7 @@ class Worker:
         self.slab: Slab | None = None
         self.runner: Any = None  # the compiled life, where there is one
         self.exchange: Any = None  # the compiled doorbell, for shm
+        self._board: _Board | None = None  # where the compiled life marks turns, where slots come over the socket
         self._mean_step_s = 0.0
         self._limit_threads(start["blas_threads"])
         self._build(start)
@@ -170,19 +183,39 @@ class Worker:
         if not self.by_value and self.channel.hung_up:
             raise Closed  # given up, but not dead yet: another worker owns the shared rows
         slots = self._unpack(frame)
-        done: list[int] = []
-        before = time.perf_counter()
-        for slot in slots:
-            self._advance_one(slot)
-            done.append(slot)
-            now = time.perf_counter()
-            self._mean_step_s += 0.1 * (now - before - self._mean_step_s)
-            before = now
-            if self._mean_step_s > _REPORT_EACH_S:
-                self._report(done)
-                done = []
-        if done:
-            self._report(done)
+        while slots:
+            mean_s = self._mean_step_s
+            count = 1 if mean_s > _REPORT_EACH_S else int(_REPORT_S / max(mean_s, 1e-7))
+            some, slots = slots[:count], slots[count:]
+            before = time.perf_counter()
+            sided = self._advance_some(some)
+            took_s = (time.perf_counter() - before) / len(some)
+            self._mean_step_s += (1 - 0.9 ** len(some)) * (took_s - mean_s)
+            self._report(some, sided)
+
+    def _advance_some(self, slots: list[int]) -> list[int]:
+        """Advance slots, one after the other; those that may have something beside their rows."""
+        board = self._board
+        if board is None:
+            for slot in slots:
+                self._advance_one(slot)
+            return slots
+        turns = np.array([self.lives[slot].turn for slot in slots], np.uint32)
+        board.given[slots] = board.done[slots] = turns - np.uint32(1)
+        board.sided.clear()
+        left, failed = np.array(slots), []
+        while len(left):
+            try:
+                self.runner.run(left)
+                break
+            except BaseException as error:  # not a failure of the env, which is in the row: an error in the slot life itself
+                at = max(0, int(np.count_nonzero(board.given[left] == turns[-len(left) :])) - 1)
+                failed.append(int(left[at]))
+                self.lives[failed[-1]].fail_in(error, "step")
+                left = left[at + 1 :]
+        if self.slab is not None and self.slab.has_mail:
+            return slots
+        return failed + [slot for slot, _, _ in board.sided]
 
     def _unpack(self, frame: bytes) -> list[int]:
         """The slots of an ADVANCE frame; their turns are noted, their rows written."""
@@ -209,10 +242,11 @@ class Worker:
         except BaseException as error:  # not a failure of the env, which is in the row: an error in the slot life itself
             life.fail_in(error, "step")
 
-    def _report(self, done: list[int]) -> None:
+    def _report(self, done: list[int], sided: list[int] | None = None) -> None:
+        """Send rows. `sided`: which of them may have something beside them; None: each of them."""
         slab = self.slab
         assert slab is not None
-        side = self._side(done)
+        side = self._side(done if sided is None else sided)
         rows = slab.pack(np.array(done), slab.names(*UP)) if self.by_value else b""
         self.channel.send(pack_done(done, [self.lives[slot].turn for slot in done], rows, side))
 
@@ -288,6 +322,10 @@ class Worker:
         assert self.slab is not None
         words = self.pulse.words
         self.runner = compiled_core.make_runner(compiled, self.slab, self.lives, self.pulse.enter, words, arena)
+        if self.exchange is None:
+            given, done = np.zeros((2, self.slab.num_slots), np.uint32)
+            self._board = _Board(given, done, {}, {}, [])
+            self.runner.set_board(tuple(self._board))
 
     def _call(self, slot: int, number: int, phase: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pulse = self.pulse_of(slot)

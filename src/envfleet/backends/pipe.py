@@ -13,10 +13,10 @@ from envfleet.backends.resizing import resize
 from envfleet.backends.worker_handle import WorkerHandle
 from envfleet.errors import BadArgument
 from envfleet.slots.layout import Layout
-from envfleet.slots.slab import Slab
+from envfleet.slots.slab import Slab, Slots
 from envfleet.workers.channel import ParentChannel
 from envfleet.workers.launcher import Keeper
-from envfleet.workers.protocol import MESSAGE, ToWorker
+from envfleet.workers.protocol import MESSAGE, UP, ToWorker
 from envfleet.workers.shared_memory import Pulse
 
 
@@ -92,7 +92,25 @@ class PipeBackend(ProcessBackend):
                 worker.close()
 
     def _make_slab(self, layout: Layout) -> Slab:
-        return Slab(layout, self.recipe.num_slots, keep=False)
+        slab = Slab(layout, self.recipe.num_slots, keep=False)
+        # Heads of rows as workers have them, and the start of the worker that has it so: a plain step sends no heads.
+        self._heads, self._heads_of = np.zeros_like(slab.raw), np.full(self.recipe.num_slots, -1)
+        return slab
+
+    def _pack_rows(self, worker: WorkerHandle, slots: Slots) -> tuple[bytes, bool]:
+        known = bool((self._heads_of[slots] == worker.start_number).all())
+        heads = not known or self._heads[slots].tobytes() != self.slab.raw[slots].tobytes()
+        return self.slab.pack_actions(slots, heads), heads
+
+    def _take_rows(self, worker: WorkerHandle, slots: Slots, current: Any, frame: memoryview, at: int) -> None:
+        self._heads_of[slots] = -1  # until all of this is done, and where the row is not taken
+        if current.all():
+            self.slab.unpack(slots, self.slab.names(*UP), frame, at)
+        else:
+            self.slab.unpack(slots, self.slab.names(*UP), frame, at, current)
+            slots = slots[current]
+        self._heads[slots] = self.slab.raw[slots]
+        self._heads_of[slots] = worker.start_number
 
     def _post_attach(self, channel: ParentChannel) -> bool:
         if self._layout is None:

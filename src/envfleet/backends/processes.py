@@ -36,7 +36,6 @@ from envfleet.workers.protocol import (
     MESSAGE,
     PULSE,
     SIDE,
-    UP,
     FromWorker,
     ToWorker,
     pack_advance,
@@ -69,6 +68,7 @@ class ProcessBackend(Backend):
         self._parts: dict[int, tuple[int, dict[str, Any]]] = {}  # slot -> turn and what it left beside its row
         self._stashed: dict[int, tuple[int, Any]] = {}  # slot -> turn and its row before that turn's was taken in
         self._options: dict[int, tuple[int, Any]] = {}  # slot -> the turn it had when it was given options, and they
+        self._last_shares: tuple[Any, list[tuple[int, Slots]]] = None, []
         self._built: dict[int, dict[str, Any] | Failure | Loss] = {}
         self._closing: list[tuple[int, Failure | Loss]] = []
         self._poller = select.poll()
@@ -212,22 +212,32 @@ class ProcessBackend(Backend):
         """One message per worker: the list of its slots and turns (and, for pipe, their rows)."""
         self.settle()
         slots = self._without_lost(slots)
-        owners = self.worker_of[slots]
-        for index in np.unique(owners):
-            mine = slots[owners == index]
+        for index, mine in self._shares_of(slots):
             worker = self._workers[index]
             channel = self._prepared(worker)
             if channel is None:
                 self._without_lost(mine)
                 continue
             turns = self.given[mine] + np.uint32(1)
-            frame = pack_advance(mine, turns, self.slab.pack_actions(mine) if self.by_value else b"")
+            frame = pack_advance(mine, turns, *self._pack_rows(worker, mine))
             # Interrupted between the next lines: `settle` sees by the number whether the frame was posted.
             worker.handing = (mine, turns, channel, channel.next_number)
             channel.post(frame)
             self.given[mine] = turns
             worker.handing = None
             self._flush(worker)
+
+    def _shares_of(self, slots: Slots) -> list[tuple[int, Slots]]:
+        """(worker, which of the slots it steps). Mostly all slots are sent, again and again: the last answer is kept."""
+        key = (slots.tobytes(), self.worker_of.tobytes())
+        if key != self._last_shares[0]:
+            owners = self.worker_of[slots]
+            self._last_shares = key, [(int(index), slots[owners == index]) for index in np.unique(owners)]
+        return self._last_shares[1]
+
+    def _pack_rows(self, worker: WorkerHandle, slots: Slots) -> tuple[bytes, bool]:
+        """What a worker has to be sent of the rows, and whether the heads are in it."""
+        return b"", True
 
     def _without_lost(self, slots: Slots) -> Slots:
         """Count the turn of slots whose worker is among the losses, hand them to no worker, and return the others.
@@ -345,7 +355,7 @@ class ProcessBackend(Backend):
                 channel.eof = True  # it cannot be read, even after retries: what follows cannot be trusted
                 break
             if frame[:1] == DONE:
-                self._take_done(frame)
+                self._take_done(worker, frame)
             elif frame[:1] == SIDE:
                 slot, turn, part = pickle.loads(frame[1:])
                 self._parts[slot] = (turn, part)
@@ -364,7 +374,7 @@ class ProcessBackend(Backend):
             worker.pulses[0].words[:3] = words[0], words[1], time.monotonic_ns() - elapsed_ns
         worker.stack = stack or worker.stack
 
-    def _take_done(self, frame: memoryview) -> None:
+    def _take_done(self, worker: WorkerHandle, frame: memoryview) -> None:
         slots, turns, at, end = unpack_done(frame)
         parts = pickle.loads(frame[end:]) if len(frame) > end else {}
         current = turns == self.given[slots]
@@ -374,8 +384,11 @@ class ProcessBackend(Backend):
             for slot in slots[current].tolist():
                 self._take_part(slot, parts.get(slot, {}))
         if end > at:
-            self.slab.unpack(slots, self.slab.names(*UP), frame, at, None if current.all() else current)
+            self._take_rows(worker, slots, current, frame, at)
         self.done[slots[current]] = turns[current]
+
+    def _take_rows(self, worker: WorkerHandle, slots: Slots, current: Any, frame: memoryview, at: int) -> None:
+        """Take in the rows of a DONE frame."""
 
     def _take_part(self, slot: int, part: dict[str, Any]) -> None:
         """Take in what is beside a row, before the row itself."""

@@ -6,6 +6,7 @@ The block is this process's heap, or shared memory; the arrays are the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class Slab:
         for name, dtype, shape in layout.arrays(keep, keep_obs):
             self.arrays[name] = np.ndarray((num_slots, *shape), dtype, buffer=self.memory, offset=at[name])
         self.head = self.arrays["head"]
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._plain: dict[str, np.ndarray[Any, Any]] = {}
         self.raw = self._plain_rows("head")
         #: A view of each scalar of all rows, made once: every life holds these, and thousands of lives hold the same.
@@ -193,12 +195,12 @@ class Slab:
             else:
                 array[slot] = value
 
-    def pack(self, slots: Slots, names: list[str]) -> bytes:
+    def pack(self, slots: Slots, names: Sequence[str]) -> bytes:
         """The rows' bytes of some arrays, for a backend that sends rows by value."""
         return b"".join(self._plain_rows(name)[slots].tobytes() for name in names)
 
     def unpack(
-        self, slots: Slots, names: list[str], data: Any, offset: int = 0, chosen: np.ndarray[Any, Any] | None = None
+        self, slots: Slots, names: Sequence[str], data: Any, offset: int = 0, chosen: np.ndarray[Any, Any] | None = None
     ) -> int:
         """Write what `pack` made into the same rows here, or into the `chosen` ones (a bool per slot); where it ends."""
         for name in names:
@@ -223,20 +225,23 @@ class Slab:
             found = self._plain[name] = plain
         return found
 
-    def pack_actions(self, slots: Slots) -> bytes:
-        """What a worker needs of the rows to advance them; the wide actions only where there are some."""
-        data = self.pack(slots, self.names("head", "action"))
-        return data + self.pack(slots, self.names("wide_action")) if self.head["action_type"][slots].any() else data
+    def pack_actions(self, slots: Slots, heads: bool) -> bytes:
+        """What a worker needs of the rows to advance them: heads if it does not have them so, actions, wide ones where there are some."""
+        data = self.pack(slots, self.names("head", "action") if heads else self.names("action"))
+        return data + self.pack(slots, self.names("wide_action")) if self.scalars["action_type"][slots].any() else data
 
-    def unpack_actions(self, slots: Slots, data: Any, offset: int) -> None:
+    def unpack_actions(self, slots: Slots, data: Any, offset: int, heads: bool) -> None:
         """Write what `pack_actions` made."""
-        offset = self.unpack(slots, self.names("head", "action"), data, offset)
-        if self.head["action_type"][slots].any():
+        offset = self.unpack(slots, self.names("head", "action") if heads else self.names("action"), data, offset)
+        if self.scalars["action_type"][slots].any():
             self.unpack(slots, self.names("wide_action"), data, offset)
 
-    def names(self, *kinds: str) -> list[str]:
+    def names(self, *kinds: str) -> tuple[str, ...]:
         """The arrays' names of these kinds, in order: "head", "obs", "final_obs", "action", "wide_action", "column"."""
-        return [name for name in self.arrays if name.split("/")[0] in kinds]
+        found = self._names.get(kinds)
+        if found is None:
+            found = self._names[kinds] = tuple(name for name in self.arrays if name.split("/")[0] in kinds)
+        return found
 
 
 def make_loud(array: np.ndarray[Any, Any]) -> None:

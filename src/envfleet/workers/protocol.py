@@ -14,7 +14,7 @@ import numpy as np
 
 # -- parent to worker ---------------------------------------------------------------------------------------------
 
-ADVANCE = b"S"  # slots (int32 …) and their turns (uint32 …), then for `pipe` their rows: work on these slots
+ADVANCE = b"S"  # slots (int32 …) and their turns (uint32 …), then for `pipe` what to do, see `Slab.pack_actions`: work on these slots
 MESSAGE = b"M"  # a pickled (name, *arguments), names as in ToWorker
 
 # -- worker to parent ---------------------------------------------------------------------------------------------
@@ -70,43 +70,43 @@ class FromKeeper:
 #: Kinds of arrays that a worker writes and the parent reads, where rows travel by value.
 UP = ("head", "obs", "final_obs", "column")
 
-_COUNT = struct.Struct("=cI")  # the kind, number of slots
+_ADVANCE_HEAD = struct.Struct("=cI?")  # the kind, number of slots, whether heads of rows follow
 _DONE_HEAD = struct.Struct("=cII")  # the kind, number of slots, bytes of rows
 _PULSE_HEAD = struct.Struct("=cqqqq")  # the kind, the three words of `Pulse`, nanoseconds in this call
 
 Array = np.ndarray[Any, Any]
 
 
-def pack_advance(slots: Array, turns: Array, rows: bytes = b"") -> bytes:
+def pack_advance(slots: Array, turns: Array, rows: bytes = b"", heads: bool = True) -> bytes:
     """An ADVANCE frame.
 
     Example:
         >>> frame = pack_advance(np.array([3, 5]), np.array([1, 7], np.uint32), b"rows")
-        >>> slots, turns, at = unpack_advance(frame)
-        >>> slots.tolist(), turns.tolist(), frame[at:]
-        ([3, 5], [1, 7], b'rows')
+        >>> slots, turns, heads, at = unpack_advance(frame)
+        >>> slots.tolist(), turns.tolist(), heads, frame[at:]
+        ([3, 5], [1, 7], True, b'rows')
     """
-    return _COUNT.pack(ADVANCE, len(slots)) + slots.astype(np.int32).tobytes() + turns.tobytes() + rows
+    return _ADVANCE_HEAD.pack(ADVANCE, len(slots), heads) + slots.astype(np.int32).tobytes() + turns.tobytes() + rows
 
 
-def unpack_advance(frame: bytes) -> tuple[Array, Array, int]:
-    """(slots, turns, where the rows begin) of an ADVANCE frame."""
-    _, count = _COUNT.unpack_from(frame)
-    at = _COUNT.size
+def unpack_advance(frame: bytes) -> tuple[Array, Array, bool, int]:
+    """(slots, turns, whether heads of rows follow, where that begins) of an ADVANCE frame."""
+    _, count, heads = _ADVANCE_HEAD.unpack_from(frame)
+    at = _ADVANCE_HEAD.size
     slots = np.frombuffer(frame, np.int32, count, at).astype(np.int64)
-    return slots, np.frombuffer(frame, np.uint32, count, at + 4 * count), at + 8 * count
+    return slots, np.frombuffer(frame, np.uint32, count, at + 4 * count), heads, at + 8 * count
 
 
-def pack_done(slots: list[int], turns: list[int], rows: bytes, side: bytes) -> bytes:
+def pack_done(slots: Array, turns: Array, rows: bytes, side: bytes) -> bytes:
     """A DONE frame.
 
     Example:
-        >>> slots, turns, at, end = unpack_done(frame := pack_done([2], [9], b"row", b"side"))
+        >>> slots, turns, at, end = unpack_done(frame := pack_done(np.array([2]), np.array([9]), b"row", b"side"))
         >>> slots.tolist(), turns.tolist(), bytes(frame[at:end]), frame[end:]
         ([2], [9], b'row', b'side')
     """
     head = _DONE_HEAD.pack(DONE, len(slots), len(rows))
-    return head + np.array(slots, np.int32).tobytes() + np.array(turns, np.uint32).tobytes() + rows + side
+    return b"".join((head, slots.astype(np.int32).tobytes(), turns.astype(np.uint32).tobytes(), rows, side))
 
 
 def unpack_done(frame: bytes | memoryview) -> tuple[Array, Array, int, int]:

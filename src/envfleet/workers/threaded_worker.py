@@ -118,10 +118,11 @@ class SharingWorker(Worker):
                 if self._running < 0 or len(self._done) >= _TOGETHER:
                     report, self._done = self._done, []
         if report:
-            self._report(report)
+            self._report(np.array(report))
 
     def _advance_one(self, slot: int) -> None:
         life, runner = self.lives[slot], self._runners.get(slot)
+        life.turn = int(self._turns[slot])
         if runner is None:
             drive_here(life, life.advance(), self._pulses[slot].enter)
             return
@@ -164,11 +165,11 @@ class SharingWorker(Worker):
                 self._pass_on()
             seen = self._passed
         if report:
-            self._report(report)
+            self._report(np.array(report))
         return seen
 
     def _advance(self, frame: bytes) -> None:
-        slots = self._unpack(frame)
+        slots = self._unpack(frame).tolist()
         with self._turn:
             for slot in slots:
                 if slot in self._slow:

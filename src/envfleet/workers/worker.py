@@ -26,7 +26,7 @@ from envfleet.slots import compiled_core
 from envfleet.slots.env_contract import describe
 from envfleet.slots.factories import unpack_factories
 from envfleet.slots.layout import Layout
-from envfleet.slots.slab import Slab
+from envfleet.slots.slab import Slab, Slots
 from envfleet.slots.slot_life import Calls, SlotLife, drive, end_if_forked
 from envfleet.workers.channel import Channel, Closed
 from envfleet.workers.keeper import die_with
@@ -94,6 +94,7 @@ class Worker:
         self.slab: Slab | None = None
         self.runner: Any = None  # the compiled life, where there is one
         self.exchange: Any = None  # the compiled doorbell, for shm
+        self._turns = np.zeros(0, np.uint32)  # [slot]: the turn it was given last
         self._board: _Board | None = None  # where the compiled life marks turns, where slots come over the socket
         self._mean_step_s = 0.0
         self._limit_threads(start["blas_threads"])
@@ -183,7 +184,7 @@ class Worker:
         if not self.by_value and self.channel.hung_up:
             raise Closed  # given up, but not dead yet: another worker owns the shared rows
         slots = self._unpack(frame)
-        while slots:
+        while len(slots):
             mean_s = self._mean_step_s
             count = 1 if mean_s > _REPORT_EACH_S else int(_REPORT_S / max(mean_s, 1e-7))
             some, slots = slots[:count], slots[count:]
@@ -193,17 +194,18 @@ class Worker:
             self._mean_step_s += (1 - 0.9 ** len(some)) * (took_s - mean_s)
             self._report(some, sided)
 
-    def _advance_some(self, slots: list[int]) -> list[int]:
+    def _advance_some(self, slots: Slots) -> list[int]:
         """Advance slots, one after the other; those that may have something beside their rows."""
         board = self._board
+        names: list[int] = slots.tolist()
         if board is None:
-            for slot in slots:
+            for slot in names:
                 self._advance_one(slot)
-            return slots
-        turns = np.array([self.lives[slot].turn for slot in slots], np.uint32)
+            return names
+        turns = self._turns[slots]
         board.given[slots] = board.done[slots] = turns - np.uint32(1)
         board.sided.clear()
-        left, failed = np.array(slots), []
+        left, failed = slots, []
         while len(left):
             try:
                 self.runner.run(left)
@@ -214,23 +216,22 @@ class Worker:
                 self.lives[failed[-1]].fail_in(error, "step")
                 left = left[at + 1 :]
         if self.slab is not None and self.slab.has_mail:
-            return slots
+            return names
         return failed + [slot for slot, _, _ in board.sided]
 
-    def _unpack(self, frame: bytes) -> list[int]:
+    def _unpack(self, frame: bytes) -> Slots:
         """The slots of an ADVANCE frame; their turns are noted, their rows written."""
         slab = self.slab
         assert slab is not None
-        slots, turns, at = unpack_advance(frame)
-        names: list[int] = slots.tolist()
-        for slot, turn in zip(names, turns.tolist()):
-            self.lives[slot].turn = turn
+        slots, turns, heads, at = unpack_advance(frame)
+        self._turns[slots] = turns
         if self.by_value:
-            slab.unpack_actions(slots, frame, at)
-        return names
+            slab.unpack_actions(slots, frame, at, heads)
+        return slots
 
     def _advance_one(self, slot: int) -> None:
         life = self.lives[slot]
+        life.turn = int(self._turns[slot])
         if self.runner is None or self.exchange is not None:
             # With the doorbell, the compiled life leaves infos where only the doorbell finds them: not for a slot that came
             # over the socket, behind a message that was too long to be there already.
@@ -242,13 +243,13 @@ class Worker:
         except BaseException as error:  # not a failure of the env, which is in the row: an error in the slot life itself
             life.fail_in(error, "step")
 
-    def _report(self, done: list[int], sided: list[int] | None = None) -> None:
+    def _report(self, done: Slots, sided: list[int] | None = None) -> None:
         """Send rows. `sided`: which of them may have something beside them; None: each of them."""
         slab = self.slab
         assert slab is not None
-        side = self._side(done if sided is None else sided)
-        rows = slab.pack(np.array(done), slab.names(*UP)) if self.by_value else b""
-        self.channel.send(pack_done(done, [self.lives[slot].turn for slot in done], rows, side))
+        side = self._side(done.tolist() if sided is None else sided)
+        rows = slab.pack(done, slab.names(*UP)) if self.by_value else b""
+        self.channel.send(pack_done(done, self._turns[done], rows, side))
 
     def _side(self, done: list[int]) -> bytes:
         """What is beside the rows of these slots: infos, mailbox objects, failures. Empty when there is nothing."""
@@ -313,6 +314,7 @@ class Worker:
             self.slab = Slab(layout, num_slots, segment.map, fill=False, keep_obs=map_.keep_obs)
             if map_.exchange_bytes:
                 self.exchange, arena = map_.open(compiled, segment, me=self.index)
+        self._turns = np.zeros(num_slots, np.uint32)
         for life in self.lives.values():
             life.attach(self.slab)
         if compiled is not None:

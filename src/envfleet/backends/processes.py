@@ -31,17 +31,7 @@ from envfleet.util.machine import usable_cpus
 from envfleet.workers.channel import Closed, ParentChannel, pair
 from envfleet.workers.keeper import checked_pid
 from envfleet.workers.launcher import Keeper, check_start_method, working_folder
-from envfleet.workers.protocol import (
-    DONE,
-    MESSAGE,
-    PULSE,
-    SIDE,
-    FromWorker,
-    ToWorker,
-    pack_advance,
-    unpack_done,
-    unpack_pulse,
-)
+from envfleet.workers.protocol import DONE, MESSAGE, PULSE, SIDE, FromWorker, ToWorker, pack_advance, unpack_done, unpack_pulse
 from envfleet.workers.shared_memory import Pulse, Segment
 from envfleet.workers.worker import STACK_SIGNAL
 

@@ -66,7 +66,7 @@ class RayLauncher(Keeper):
         if options.transport == "stream":
             self._kind = ray.remote(RayWorker)
         else:
-            self._kind = ray.remote(concurrency_groups={"put": 1, "take": 1})(RelayedRayWorker)
+            self._kind = ray.remote(concurrency_groups={"swap": 2})(RelayedRayWorker)
         # Ray must neither start a worker again nor repeat a call: the envs in it would be other ones, and nobody would know.
         self._base = {"max_restarts": 0, "max_task_retries": 0, **options.actor_options()}
         try:

@@ -14,7 +14,9 @@ import numpy as np
 
 # -- parent to worker ---------------------------------------------------------------------------------------------
 
-ADVANCE = b"S"  # slots (int32 …) and their turns (uint32 …), then for `pipe` what to do, see `Slab.pack_actions`: work on these slots
+ADVANCE = (
+    b"S"  # slots (int32 …) and their turns (uint32 …), then for `pipe` what to do, see `Slab.pack_actions`: work on these slots
+)
 MESSAGE = b"M"  # a pickled (name, *arguments), names as in ToWorker
 
 # -- worker to parent ---------------------------------------------------------------------------------------------
@@ -70,6 +72,7 @@ class FromKeeper:
 #: Kinds of arrays that a worker writes and the parent reads, where rows travel by value.
 UP = ("head", "obs", "final_obs", "column")
 
+_COUNT = struct.Struct("=cI")  # how both of these begin
 _ADVANCE_HEAD = struct.Struct("=cI?")  # the kind, number of slots, whether heads of rows follow
 _DONE_HEAD = struct.Struct("=cII")  # the kind, number of slots, bytes of rows
 _PULSE_HEAD = struct.Struct("=cqqqq")  # the kind, the three words of `Pulse`, nanoseconds in this call
@@ -95,6 +98,16 @@ def unpack_advance(frame: bytes) -> tuple[Array, Array, bool, int]:
     at = _ADVANCE_HEAD.size
     slots = np.frombuffer(frame, np.int32, count, at).astype(np.int64)
     return slots, np.frombuffer(frame, np.uint32, count, at + 4 * count), heads, at + 8 * count
+
+
+def num_rows(frame: bytes) -> int:
+    """How many rows a frame asks for, or brings.
+
+    Example:
+        >>> num_rows(pack_advance(np.array([3, 5]), np.array([1, 7], np.uint32))), num_rows(MESSAGE + b"x")
+        (2, 0)
+    """
+    return int(_COUNT.unpack_from(frame)[1]) if frame[:1] in (ADVANCE, DONE) else 0
 
 
 def pack_done(slots: Array, turns: Array, rows: bytes, side: bytes) -> bytes:

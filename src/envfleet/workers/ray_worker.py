@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from envfleet.workers.worker import Worker
 
 #: How long a peer may take to prove that it has the key.
 _PROOF_S = 10.0
+#: How long a call of `swap` waits for frames.
+_SWAP_S = 5.0
 #: How long one wait for a connection lasts: then it is seen whether somebody has proved it.
 _LOOK_S = 0.02
 
@@ -65,35 +68,53 @@ class RayWorker:
 
 
 class RelayedRayWorker:
-    """The same where messages come by Ray's calls: `put` and `take` beside `serve`, in threads of their own."""
+    """The same where messages come by Ray's calls: `swap` beside `serve`, in two threads of its own."""
 
     def listen(self, key: bytes, ports: tuple[int, int] | None) -> dict[str, Any]:
         """Make the two ends that this process relays between. Both block; each direction has a thread of its own."""
         near, self._inside = pair()
         near.sock.setblocking(True)
         self._outside = Channel(near.sock)
+        self._poller = select.poll()
+        self._poller.register(near.sock, select.POLLIN)
+        self._order = threading.Condition()
+        self._given, self._taken = 0, 0  # the last call whose frames were given to the worker, and that took frames of it
         return {**about_here(), "port": 0}
 
     def serve(self) -> None:
         """Work until the parent closes."""
         work(LockedChannel(self._inside))
 
-    def put(self, frames: list[bytes]) -> None:
-        """Frames of the parent."""
-        for frame in frames:
-            self._outside.send(frame)
+    def swap(self, numbered: tuple[int, list[bytes]]) -> list[bytes] | None:
+        """Give the worker frames; what it says, as soon as it says something. None: it has ended.
 
-    def take(self, timeout_s: float) -> list[bytes] | None:
-        """Frames for the parent: waits for the first one, at most so long; None: the worker has ended."""
-        poller = select.poll()
-        poller.register(self._outside.sock, select.POLLIN)
-        frames: list[bytes] = []
+        Calls act in the order of their numbers, though threads run them. One that waits ends, with nothing, when the next one comes.
+        """
+        number, frames = numbered
+        with self._order:
+            self._order.wait_for(lambda: self._given == number - 1)
+            for frame in frames:
+                with contextlib.suppress(Closed):  # what it said before its end is still to be taken
+                    self._outside.send(frame)
+            self._given = number
+            self._order.notify_all()
+            self._order.wait_for(lambda: self._taken == number - 1)
+        found = self._take(number, time.monotonic() + _SWAP_S)
+        with self._order:
+            self._taken = number
+            self._order.notify_all()
+        return found
+
+    def _take(self, number: int, until: float) -> list[bytes] | None:
+        found: list[bytes] = []
         try:
-            while poller.poll(0 if frames else timeout_s * 1000):
-                frames.append(self._outside.recv())
+            while not found and self._given == number and (left := until - time.monotonic()) > 0:
+                self._poller.poll(min(left, _LOOK_S) * 1000)
+                while self._poller.poll(0):
+                    found.append(self._outside.recv())
         except Closed:
-            return frames or None
-        return frames
+            return found or None
+        return found
 
 
 def about_here() -> dict[str, Any]:

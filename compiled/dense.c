@@ -43,20 +43,18 @@ typedef struct {
 } Step;
 
 // c [rows, columns] (+)= a b, with the strides of `tile`; columns are padded.
-FAST static void product(const float *a, N a_row, N a_k, N rows, N depth, const float *b, N b_k, N b_panel, float *c, N columns, int add) {
+INLINE void product_of(const int wide, const float *a, N a_row, N a_k, N rows, N depth, const float *b, N b_k, N b_panel, float *c, N columns, int add) {
     for (N panel = 0; panel < columns / PANEL; panel++)
-        for (N row = 0; row < rows;) {
-            const float *left = a + row * a_row, *right = b + panel * b_panel;
-            float *here = c + row * columns + panel * PANEL;
-            switch (rows - row) {
-            case 1: tile(1, 1, left, a_row, a_k, depth, right, b_k, 0, here, columns, add); row += 1; break;
-            case 2: tile(2, 1, left, a_row, a_k, depth, right, b_k, 0, here, columns, add); row += 2; break;
-            case 3: tile(3, 1, left, a_row, a_k, depth, right, b_k, 0, here, columns, add); row += 3; break;
-            case 4: case 8: tile(4, 1, left, a_row, a_k, depth, right, b_k, 0, here, columns, add); row += 4; break;
-            case 5: tile(5, 1, left, a_row, a_k, depth, right, b_k, 0, here, columns, add); row += 5; break;
-            default: tile(6, 1, left, a_row, a_k, depth, right, b_k, 0, here, columns, add); row += 6;
-            }
-        }
+        rows_by_panel(wide, a, a_row, a_k, rows, depth, b + panel * b_panel, b_k, c + panel * PANEL, columns, add);
+}
+FAST static void narrow_product(const float *a, N a_row, N a_k, N rows, N depth, const float *b, N b_k, N b_panel, float *c, N columns, int add) {
+    product_of(0, a, a_row, a_k, rows, depth, b, b_k, b_panel, c, columns, add);
+}
+WIDE static void wide_product(const float *a, N a_row, N a_k, N rows, N depth, const float *b, N b_k, N b_panel, float *c, N columns, int add) {
+    product_of(1, a, a_row, a_k, rows, depth, b, b_k, b_panel, c, columns, add);
+}
+static void product(const float *a, N a_row, N a_k, N rows, N depth, const float *b, N b_k, N b_panel, float *c, N columns, int add) {
+    (use_wide ? wide_product : narrow_product)(a, a_row, a_k, rows, depth, b, b_k, b_panel, c, columns, add);
 }
 
 FAST static void add_bias(N rows, N size, N stride, float *restrict y, const float *restrict bias, int squash) {
@@ -482,7 +480,14 @@ static PyObject *ppo_step(PyObject *self, PyObject *args, PyObject *given) {
     return Py_BuildValue("dddddd", report[0], report[1], report[2], report[3], report[4], report[5]);
 }
 
+// use_wide(on) -> whether it is on: the two ways to multiply, for tests that compare them.
+static PyObject *set_wide(PyObject *self, PyObject *on) {
+    use_wide = HAS_WIDE && on == Py_True;
+    return PyBool_FromLong(use_wide);
+}
+
 static PyMethodDef methods[] = {
+    {"use_wide", (PyCFunction)set_wide, METH_O, "use_wide(on): multiply with vectors of sixteen numbers, where the processor has them"},
     {"forward", (PyCFunction)forward_rows, METH_VARARGS | METH_KEYWORDS, "forward(...): see src/envfleet/networks/numpy_layers.py, its one caller"},
     {"ppo_step", (PyCFunction)ppo_step, METH_VARARGS | METH_KEYWORDS, "ppo_step(...): see src/envfleet/train/fused_step.py, its one caller"},
     {NULL, NULL, 0, NULL},
@@ -492,4 +497,7 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "envfleet._dense", "Dense tanh networks: a minibatch of PPO, and forward only.", -1, methods,
     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__dense(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__dense(void) {
+    use_wide = HAS_WIDE;
+    return PyModule_Create(&module);
+}

@@ -33,31 +33,29 @@ FAST static void tanh_back(N rows, N size, const float *restrict grad, const flo
 // -- rows [rows, depth] times a packed matrix -----------------------------------------------------------------------------
 
 // c [rows, stride] (+)= a [rows, depth] · b, where `stride` is the number of columns, padded.
-FAST static void multiply(const float *a, N rows, N depth, const float *b, float *c, N stride, int add) {
+INLINE void multiply_with(const int wide, const float *a, N rows, N depth, const float *b, float *c, N stride, int add) {
     N panel = 0, panels = stride / PANEL;
     while (panel < panels) {
         const float *right = b + panel * depth * PANEL;
         float *out = c + panel * PANEL;
         if (rows <= 2 && panels - panel >= 3) {
-            if (rows == 2) tile(2, 3, a, depth, 1, depth, right, PANEL, depth * PANEL, out, stride, add);
-            else tile(1, 3, a, depth, 1, depth, right, PANEL, depth * PANEL, out, stride, add);
+            if (rows == 2) tile(wide, 2, 3, a, depth, 1, depth, right, PANEL, depth * PANEL, out, stride, add);
+            else tile(wide, 1, 3, a, depth, 1, depth, right, PANEL, depth * PANEL, out, stride, add);
             panel += 3;
             continue;
         }
-        for (N row = 0; row < rows;) {
-            const float *left = a + row * depth;
-            float *here = out + row * stride;
-            switch (rows - row) {
-            case 1: tile(1, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 1; break;
-            case 2: tile(2, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 2; break;
-            case 3: tile(3, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 3; break;
-            case 4: case 8: tile(4, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 4; break;
-            case 5: tile(5, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 5; break;
-            default: tile(6, 1, left, depth, 1, depth, right, PANEL, depth * PANEL, here, stride, add); row += 6;
-            }
-        }
+        rows_by_panel(wide, a, depth, 1, rows, depth, right, PANEL, out, stride, add);
         panel++;
     }
+}
+FAST static void narrow_multiply(const float *a, N rows, N depth, const float *b, float *c, N stride, int add) {
+    multiply_with(0, a, rows, depth, b, c, stride, add);
+}
+WIDE static void wide_multiply(const float *a, N rows, N depth, const float *b, float *c, N stride, int add) {
+    multiply_with(1, a, rows, depth, b, c, stride, add);
+}
+static void multiply(const float *a, N rows, N depth, const float *b, float *c, N stride, int add) {
+    (use_wide ? wide_multiply : narrow_multiply)(a, rows, depth, b, c, stride, add);
 }
 
 // -- one recurrent layer --------------------------------------------------------------------------------------------------
@@ -255,7 +253,14 @@ static PyObject *scan_tanh_back(PyObject *self, PyObject *args) {
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+// use_wide(on) -> whether it is on: the two ways to multiply, for tests that compare them.
+static PyObject *set_wide(PyObject *self, PyObject *on) {
+    use_wide = HAS_WIDE && on == Py_True;
+    return PyBool_FromLong(use_wide);
+}
+
 static PyMethodDef methods[] = {
+    {"use_wide", (PyCFunction)set_wide, METH_O, "use_wide(on): multiply with vectors of sixteen numbers, where the processor has them"},
     {"forward", (PyCFunction)scan_forward, METH_VARARGS | METH_KEYWORDS, "forward(gates, steps, rows, inputs, size, **arrays)"},
     {"backward", (PyCFunction)scan_backward, METH_VARARGS | METH_KEYWORDS, "backward(gates, steps, rows, inputs, size, **arrays)"},
     {"bias_tanh", scan_bias_tanh, METH_VARARGS, "bias_tanh(y, bias): y becomes tanh(y + bias)"},
@@ -267,4 +272,7 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "envfleet._scan", "Recurrent layers over sequences with restarts.", -1, methods,
     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__scan(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__scan(void) {
+    use_wide = HAS_WIDE;
+    return PyModule_Create(&module);
+}

@@ -224,3 +224,20 @@ def test_rows_actions_and_arrays_that_do_not_fit_are_refused():
         fused(net, data | {"vector": torch.zeros(9, 4)}, np.arange(10), now, False)
     with pytest.raises(ValueError, match="no row"):
         fused(net, data, np.arange(0), now, False)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 13, 301])
+@pytest.mark.parametrize("kind", ["discrete", "wide", "box"])
+def test_longer_vectors_change_no_bit(kind, rows):
+    if not fused_step.COMPILED.use_wide(True):
+        pytest.skip("this processor has no AVX-512")
+    net = network(kind, inputs=5, hidden=(64, 33))
+    data = segment_data(net, 320)
+    index = np.random.default_rng(1).permutation(320)[:rows]
+    found = []
+    for wide in (True, False):
+        assert fused_step.COMPILED.use_wide(wide) is wide
+        grad, norm, parts = fused(net, data, index, Coefficients(1e-3, 0.2, 0.01, 0.5, None), normalise=True)
+        found.append((grad.numpy().tobytes(), norm, parts))
+    fused_step.COMPILED.use_wide(True)
+    assert found[0] == found[1]

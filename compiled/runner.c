@@ -12,7 +12,7 @@
 
 static PyObject *str_finish_step, *str_reset_now, *str_write_obs, *str_keep_info, *str_fail_in, *str_info,
     *str_final_info, *str_read_action, *str_step, *str_reset, *str_take_reset, *str_obs, *str_final_obs, *empty_tuple, *seed_options,
-    *str_abandoned;
+    *str_abandoned, *str_only_infos;
 
 unsigned fork_count;
 
@@ -41,6 +41,7 @@ int runner_setup_numpy(void) {
     str_obs = PyUnicode_InternFromString("obs");
     str_final_obs = PyUnicode_InternFromString("final_obs");
     str_abandoned = PyUnicode_InternFromString("abandoned");
+    str_only_infos = PyUnicode_InternFromString("only_infos");
     empty_tuple = PyTuple_New(0);
     seed_options = Py_BuildValue("(ss)", "seed", "options");
     return seed_options && empty_tuple && str_final_obs ? 0 : -1;
@@ -147,6 +148,31 @@ static int keep_info(Runner *runner, Py_ssize_t slot, PyObject *info, int final)
     Py_DECREF(done);
     s->has_info = 1;
     return SIDE_PYTHON;
+}
+
+// What a Python life left is put into the arena, if it is only infos (as bytes: workers pickle them) and fits. A worker's socket takes the
+// parent several times as long. Returns SIDE_…, -1 with an exception.
+static int move_to_arena(Runner *runner, Py_ssize_t slot) {
+    uint32_t *lengths = (uint32_t *)(runner->arena + slot * runner->arena_bytes);
+    if (lengths[0] || lengths[1]) return SIDE_PYTHON; // one info is there already
+    PyObject *infos = PyObject_CallMethodNoArgs(runner->slots[slot].life, str_only_infos);
+    if (!infos) return -1;
+    Py_ssize_t offset = 8;
+    int side = PyTuple_CheckExact(infos) && PyTuple_GET_SIZE(infos) == 2 ? SIDE_ARENA : SIDE_PYTHON;
+    for (int final = 1; final >= 0 && side == SIDE_ARENA; final--) {
+        PyObject *info = PyTuple_GET_ITEM(infos, final);
+        if (info == Py_None) continue;
+        if (!PyBytes_CheckExact(info) || offset + PyBytes_GET_SIZE(info) > runner->arena_bytes) {
+            side = SIDE_PYTHON;
+            lengths[0] = lengths[1] = 0;
+            break;
+        }
+        memcpy((char *)lengths + offset, PyBytes_AS_STRING(info), PyBytes_GET_SIZE(info));
+        lengths[final ? 1 : 0] = (uint32_t)PyBytes_GET_SIZE(info);
+        offset += PyBytes_GET_SIZE(info);
+    }
+    Py_DECREF(infos);
+    return side;
 }
 
 int is_bool(PyObject *value, int *out) {
@@ -405,7 +431,7 @@ int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now)
         s->has_info = sided == Py_True;
         Py_DECREF(sided);
         end_if_forked(runner);
-        return s->has_info ? SIDE_PYTHON : SIDE_NONE;
+        return !s->has_info ? SIDE_NONE : runner->arena ? move_to_arena(runner, slot) : SIDE_PYTHON;
     }
     int64_t begin = *now ? *now : now_ns(), busy = FIELD(runner, slot, int64_t, busy_ns);
     int side;
@@ -423,5 +449,5 @@ int runner_advance(Runner *runner, Py_ssize_t slot, uint32_t turn, int64_t *now)
         FIELD(runner, slot, int64_t, step_ns) = *now - begin;
         FIELD(runner, slot, int64_t, busy_ns) = busy + *now - begin;
     }
-    return side;
+    return side == SIDE_PYTHON && runner->arena ? move_to_arena(runner, slot) : side;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,11 +64,8 @@ class Ask:
 
     def uniform(self, count: int, stream: int = 0) -> npt.NDArray[np.float64]:
         """[k, count] numbers in [0, 1), fixed by (run seed, stream, episode, step)."""
-        with np.errstate(over="ignore"):  # hashing wraps around on purpose
-            start = _mix(np.uint64(self.seed & (2**64 - 1)) + np.uint64(stream) * _STEP + _STEP)
-            row = _mix(_mix(start ^ self.episode.astype(np.uint64)) ^ (self.step.astype(np.uint64) * _STEP))
-            columns = np.arange(1, count + 1, dtype=np.uint64) * _STEP
-            bits = _mix(row[:, None] + columns[None, :])
+        row = _mix(_mix(_start_of(self.seed, stream) ^ self.episode.astype(np.uint64)) ^ (self.step.astype(np.uint64) * _STEP))
+        bits = _mix(row[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _STEP)
         numbers: npt.NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return numbers
 
@@ -75,6 +73,12 @@ class Ask:
         """A separate generator for one row; more convenient than `uniform`, but slower."""
         key = [self.seed & (2**64 - 1), int(self.episode[row]), int(self.step[row])]
         return np.random.default_rng(np.random.SeedSequence(key))
+
+
+@functools.lru_cache(256)
+def _start_of(seed: int, stream: int) -> Any:
+    with np.errstate(over="ignore"):  # hashing wraps around on purpose; arrays do so without a warning
+        return _mix(np.uint64(seed & (2**64 - 1)) + np.uint64(stream) * _STEP + _STEP)
 
 
 def _mix(bits: Any) -> Any:
@@ -143,6 +147,9 @@ def _discrete(space: spaces.Discrete, ask: Ask, stream: int) -> npt.NDArray[Any]
 def _box(space: spaces.Box, ask: Ask, stream: int) -> npt.NDArray[Any]:
     size = int(np.prod(space.shape))
     draw = ask.uniform(size, stream).reshape(-1, *space.shape)
+    if space.dtype.kind == "f" and space.is_bounded():
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        return np.clip(low + draw * (high - low), low, high).astype(space.dtype)
     below, above = space.bounded_below, space.bounded_above
     low = np.where(below, space.low, 0.0).astype(np.float64)
     high = np.where(above, space.high, 0.0).astype(np.float64)

@@ -332,6 +332,10 @@ class SlotLife:
         """Whether there is something beside the row: an info, a failure, objects of mailbox leaves."""
         return self.failure is not None or self.info is not None or self.final_info is not None or self.slab.has_mail
 
+    def only_infos(self) -> tuple[Any, Any] | None:
+        """The infos, of the row and final, if nothing else is beside the row."""
+        return None if self.failure is not None or self.slab.has_mail else (self.info, self.final_info)
+
     def finish_step(self, result: Any) -> bool:
         """Take over from the compiled life a step whose result is not plain; whether something is beside the row."""
         self.info = self.final_info = self.failure = None

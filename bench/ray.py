@@ -3,7 +3,8 @@
     python -m bench.ray [--rounds 5] [--seconds 0.6]
 
 Two workers with 64 slots each, a null environment and CartPole. "actor calls" are plain actors that step their environments in a
-loop and return seven arrays; "fragments" are actors that step 64 times for one call, with a small torch policy in them. All exist at once and
+loop and return seven arrays; "plain fragments" are actors that step 64 times for one call, with a small torch policy in them, and "our
+fragments" a `FragmentCollector` with the same policy. All exist at once and
 take turns. A cluster of this machine is started for the run and ended after it.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import envfleet as ef
 from bench.envs import Null
 from bench.stats import Run, ratio, short, take_turns
+from envfleet.rollout import FragmentCollector
 
 os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0")  # the first binds Ray to loopback
 WORKERS, EACH, FRAGMENT = 2, 64, 64
@@ -76,6 +78,22 @@ class Stepper:
         return [np.stack(parts) for parts in zip(*rows)]
 
 
+class Small:
+    """The policy of `Stepper`, for a collector."""
+
+    def __init__(self) -> None:
+        import torch
+
+        nn = torch.nn
+        self.net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+
+    def __call__(self, obs: Any) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            return self.net(torch.from_numpy(obs)).argmax(-1).numpy()
+
+
 def contestants(env: Any, ray: Any) -> dict[str, Run]:
     """Everything that takes turns, built and warm."""
     actions = np.zeros(WORKERS * EACH, np.int64)
@@ -92,9 +110,13 @@ def contestants(env: Any, ray: Any) -> dict[str, Run]:
     ray.get([actor.step.remote(actions[:EACH]) for actor in actors])
     runs["actor calls"] = timed(lambda: ray.get([actor.step.remote(actions[:EACH]) for actor in actors]), WORKERS * EACH)
     if isinstance(env, str):
-        runs["fragments"] = timed(
+        runs["plain fragments"] = timed(
             lambda: ray.get([actor.fragment.remote(FRAGMENT) for actor in actors]), WORKERS * EACH * FRAGMENT
         )
+        more = {"num_workers": WORKERS, "resources": {"num_cpus": 0.1}}
+        ours = FragmentCollector(env, Small(), WORKERS * EACH, backend="ray", **more)
+        ours.segment(1)
+        runs["our fragments"] = timed(lambda: ours.segment(FRAGMENT), WORKERS * EACH * FRAGMENT)
     return runs
 
 
@@ -114,7 +136,7 @@ def main() -> None:
             for contestant, found in slices.items():
                 rate = float(np.median([one.rate for one in found.values()]))
                 print(
-                    f"  {contestant:<13} {short(rate):>7} steps/s   ours (stream) is {ratio(slices['ours, stream'], found)} of it"
+                    f"  {contestant:<15} {short(rate):>7} steps/s   ours (stream) is {ratio(slices['ours, stream'], found)} of it"
                 )
     finally:
         ray.shutdown()

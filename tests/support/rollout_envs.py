@@ -1,5 +1,7 @@
 """Environments and a policy for the collector's tests: every episode follows from its seed."""
 
+import os
+import signal
 import time
 
 import gymnasium as gym
@@ -64,4 +66,19 @@ class Fragile(Walk):
     def step(self, action):
         if self.dice.random() < self.chance:
             raise RuntimeError("snap")
+        return super().step(action)
+
+
+class KillsItself(Walk):
+    """Ends its process at a step, once: a file says that it was done."""
+
+    def __init__(self, path, at=9):
+        super().__init__()
+        self.path, self.left = path, at
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0 and not os.path.exists(self.path):
+            open(self.path, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)

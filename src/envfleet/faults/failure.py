@@ -155,6 +155,7 @@ class _ExceptionReader(pickle.Unpickler):
             "numpy.core.multiarray": "_reconstruct scalar",
             "numpy._core.multiarray": "_reconstruct scalar",
             "envfleet.faults.failure": "Fault Failure",
+            "envfleet.errors": "_rebuild",
         }.items()
         for name in names.split()
     )

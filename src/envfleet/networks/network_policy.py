@@ -87,6 +87,12 @@ class Policy:
         """Return a policy with the same network and statistics, and with memory and random numbers of its own."""
         return Policy(self.net, num_slots, rng, self.normaliser, self.skip_nan)
 
+    def arrive(self, rng: np.random.Generator, before: Policy | None) -> None:
+        """Go on from another copy in a worker (see `FragmentCollector`): with its memory, and with random numbers of the worker's own."""
+        self.rng = rng if self.rng is not None else None
+        if before is not None:
+            self.state, self.last_action = before.state, before.last_action
+
     def act(self, ask: Ask) -> Answer:
         """Answer a collector: actions, and beside them what was drawn where that is not the same."""
         slots = None if len(ask) == len(self.state) else ask.slots

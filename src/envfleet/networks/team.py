@@ -38,6 +38,11 @@ class TeamPolicy:
         for each in self.assigned:
             self._sizes[each.group] = max(self._sizes.get(each.group, 0), int(each.within.max()) + 1)
 
+    def arrive(self, rng: np.random.Generator, before: TeamPolicy | None) -> None:
+        """Go on from another copy in a worker (see `FragmentCollector`)."""
+        for (name, policy), own in zip(self.policies.items(), rng.spawn(len(self.policies))):
+            policy.arrive(own, None if before is None else before.policies[name])
+
     def act(self, ask: Ask) -> Answer:
         """Choose an action for every active agent; the actions of the others are zeros, which the fleet ignores."""
         past = self.opponents.assign(ask) if self.opponents is not None else None

@@ -23,6 +23,7 @@ from envfleet.rollout.executors.process_executor import ProcessParallelExecutor 
 from envfleet.rollout.executors.shared_policies import BatchedPolicy as BatchedPolicy
 from envfleet.rollout.executors.shared_policies import ThreadSafeAgent as ThreadSafeAgent
 from envfleet.rollout.executors.throttle import Throttle as Throttle
+from envfleet.rollout.fragments.fragment_collector import FragmentCollector as FragmentCollector
 from envfleet.rollout.ledger import Ledger as Ledger
 from envfleet.rollout.policy_protocol import Answer as Answer
 from envfleet.rollout.policy_protocol import Ask as Ask

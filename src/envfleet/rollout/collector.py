@@ -53,6 +53,7 @@ class Collector:
         timing: measure for `verdict()`.
         resumable: keep the actions of running episodes, for `segment_state()`.
         first_ticket: the number of the first episode; seeds and tasks follow from numbers.
+        part_of: (first, total): for segments, the fleet has the slots from `first` on of a run with so many in all.
 
     Example:
         >>> import envfleet as ef
@@ -82,6 +83,7 @@ class Collector:
         timing: bool = True,
         resumable: bool = False,
         first_ticket: int = 0,
+        part_of: tuple[int, int] | None = None,
     ) -> None:
         if policy is None and not random_actions:
             raise BadArgument("give a policy, or random_actions=True")
@@ -102,7 +104,8 @@ class Collector:
         self.results = None if self.source is None else SegmentResults(self.source, fleet.num_envs)  # of segments
         self.tasks = task_source(tasks)
         self._clock = Clock(fleet, timing, mode)
-        self.engine = Engine(fleet, None if random_actions else policy, mode, at_least, seed, warmup_steps, self._clock)
+        used = None if random_actions else policy
+        self.engine = Engine(fleet, used, mode, at_least, seed, warmup_steps, self._clock, part_of)
         self.stats_builder = StatsBuilder()
         self._seconds = 0.0
         self._next_ticket = first_ticket
@@ -243,6 +246,16 @@ class Collector:
             self.results.forget(ended)
             self.results.drop_before(run.episode)
         return ended
+
+    def begin_at(self, episode: npt.NDArray[np.int64]) -> None:
+        """Drop the episodes of segments that run: the next segment begins with these, one per slot."""
+        self.drop_segments()
+        self._left = episode - 1
+
+    @property
+    def running(self) -> SegmentRun:
+        """The state of every slot between two segments."""
+        return self._open_segments()
 
     def _open_segments(self, episode: npt.NDArray[np.int64] | None = None) -> SegmentRun:
         if self._segments is None:

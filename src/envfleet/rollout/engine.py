@@ -34,11 +34,21 @@ class Engine:
     """
 
     def __init__(
-        self, fleet: Fleet, policy: Any, mode: Mode, at_least: int | None, seed: int, warmup_steps: int, clock: Clock
+        self,
+        fleet: Fleet,
+        policy: Any,
+        mode: Mode,
+        at_least: int | None,
+        seed: int,
+        warmup_steps: int,
+        clock: Clock,
+        part_of: tuple[int, int] | None = None,  # the slots are those from the first number on, of a run with so many
     ) -> None:
         if mode not in ("sync", "async", "overlap"):
             raise BadArgument(f"mode={mode!r}: choose 'sync', 'async' or 'overlap'")
         self.fleet, self.mode, self.seed, self.clock = fleet, mode, seed, clock
+        self.first_slot, self.total = (0, fleet.num_envs) if part_of is None else part_of
+        self._is_part = part_of is not None
         self.at_least = max(1, fleet.num_envs // 4) if at_least is None else at_least
         self.random = RandomPolicy(fleet.single_action_space)
         self._warmup = -(-warmup_steps // fleet.num_envs)  # steps each slot begins with
@@ -74,7 +84,8 @@ class Engine:
         """The policy's answer for these slots, and the version that gave it: of each row, or one for all."""
         clock = self.clock
         clock.book_s += clock.lap()
-        ask = Ask(obs, slots, episode, step, task, columns, self.seed, self.last_reward[slots] if self._tells_reward else None)
+        reward = self.last_reward[slots] if self._tells_reward else None
+        ask = Ask(obs, slots + self.first_slot, episode, step, task, columns, self.seed, reward)
         version: Any = getattr(self.policy, "version", 0)
         if self._warmup or not getattr(self.policy, "answers_fit", False):
             answer, version = self._ask_checked(ask, version)
@@ -86,7 +97,8 @@ class Engine:
     def _ask_checked(self, ask: Ask, policy_version: Any) -> tuple[Answer, Ints]:
         version = np.full(len(ask), int(policy_version), dtype=np.int64)
         space = self.fleet.single_action_space
-        warming = self._acted[ask.slots] < self._warmup
+        slots = ask.slots - self.first_slot
+        warming = self._acted[slots] < self._warmup
         if warming.all():
             answer = read_answer(self.random.act(ask), ask, space)
             version[:] = self.random.version
@@ -98,7 +110,7 @@ class Engine:
                 version[warming] = self.random.version
         if warming.any() and self._tells_reward and hasattr(self.policy, "last_action"):
             self.policy.last_action[ask.slots] = answer.actions  # what was done, not what it would have done
-        self._acted[ask.slots] += 1
+        self._acted[slots] += 1
         return answer, version
 
     def _check_extras(self, ask: Ask, answer: Answer) -> None:
@@ -207,8 +219,8 @@ class Engine:
         return "failed", None
 
     def check_slots_left(self, slot: int) -> None:
-        """Raise if every slot has failed too often; `slot` is the last one that did."""
-        if len(self.fleet.quarantined) == self.fleet.num_envs:
+        """Raise if every slot has failed too often; `slot` is the last one that did. Of a part, the others may go on."""
+        if not self._is_part and len(self.fleet.quarantined) == self.fleet.num_envs:
             fault = self.reason(slot)[1]
             message = (
                 "every slot is quarantined, so nothing can be collected any more (on_fault='raise' stops at the first fault)"

@@ -70,6 +70,10 @@ class Ledger:
         self.started, self.used, self.retried = state["started"], state["used"], state["retried"]
         self.dropped, self.failed = Counter(state["dropped"]), Counter(state["failed"])
 
+    def __add__(self, other: Ledger) -> Ledger:
+        """The counts of both."""
+        return Ledger(*(mine + vars(other)[name] for name, mine in vars(self).items()))
+
     def __str__(self) -> str:
         reasons = [
             f"{name}: " + ", ".join(f"{count} {reason}" for reason, count in bin_.most_common())

@@ -56,6 +56,7 @@ class SegmentRun:
         self._check()
         count = fleet.num_envs
         self.slots = np.arange(count)
+        self.total = engine.total
         self.actions = RunningActions(count) if collector.resumable else None
         self.episode = np.zeros(count, dtype=np.int64)  # [slot] running episode of the slot, as we count
         if episode is not None:  # a stored run goes on with these: the tasks of earlier ones must not be dealt a second time
@@ -104,21 +105,22 @@ class SegmentRun:
     # -- episodes that begin --
 
     def _seeds(self, slots: Ints, ahead: int = 0) -> list[int]:
-        seeds: list[int] = episode_seeds(self.engine.seed, "segment", slots, self.episode[slots] + ahead).tolist()
+        numbers = slots + self.engine.first_slot
+        seeds: list[int] = episode_seeds(self.engine.seed, "segment", numbers, self.episode[slots] + ahead).tolist()
         return seeds
 
     def _tasks_of(self, slots: Ints, ahead: int = 0) -> list[Any] | None:
         if self.tasks is None:
             return None
-        count = self.fleet.num_envs
-        return [self.tasks((int(self.episode[slot]) + ahead) * count + slot) for slot in slots.tolist()]
+        numbers = (self.episode[slots] + ahead) * self.total + slots + self.engine.first_slot
+        return [self.tasks(number) for number in numbers.tolist()]
 
     def _reset(self, slots: Ints) -> Batch:
         seeds: Any = self._seeds(slots)
         if not self.fleet.seeds_per_slot:
             # One engine with one seed: a reset of all slots gets a new one, and after it the engine's own stream goes on.
-            begun = int(self.episode.sum())
-            seeds = episode_seed(self.engine.seed, "engine", 0, begun) >> 1 if len(slots) == len(self.slots) else None
+            begun, is_all = int(self.episode.sum()), len(slots) == len(self.slots)
+            seeds = episode_seed(self.engine.seed, "engine", self.engine.first_slot, begun) >> 1 if is_all else None
         return self.fleet.reset(seed=seeds, tasks=self._tasks_of(slots), slots=slots)
 
     def _assign_next(self, slots: Ints) -> None:
@@ -201,7 +203,7 @@ class SegmentRun:
 
     def _act(self, slots: Ints) -> Tree:
         """The policy's actions for these slots; written down with what the slots saw."""
-        segment, count = self.segment, len(self.slots)
+        segment = self.segment
         here, own = self._where(slots)
         segment.episode[here], segment.step[here] = self.episode[own], self.step[own]
         segment.task[here] = self.task[own]
@@ -212,7 +214,7 @@ class SegmentRun:
         answer, version = self.engine.ask(
             obs=tree_rows(self.obs, here),
             slots=slots,
-            episode=self.episode[own] * count + slots,  # the number that also selects the task
+            episode=self.episode[own] * self.total + slots + self.engine.first_slot,  # the number that also selects the task
             step=segment.step[here],
             task=[self.fleet.task_value(task) for task in self.task[own]] if self.tasks is not None else [],
             columns=columns,

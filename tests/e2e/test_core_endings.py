@@ -38,8 +38,8 @@ BUSY = """
     fleet.reset(seed=0)
     children = fleet.get_attr("child", slots=[0, 1])
     fleet.send([0, 0, 0, 0])
-    print(*children, flush=True)
     try:
+        print(*children, flush=True)  # from here on the interrupt may come
         fleet.recv()
     except KeyboardInterrupt:
         print("interrupted", flush=True)

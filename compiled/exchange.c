@@ -104,7 +104,7 @@ static void learn_gap(Exchange *x, int64_t gap) {
 
 static int64_t spin_budget(Exchange *x, int64_t now) {
     if (now < x->quiet_ns) return -1; // do not spin at all
-    if (x->mean_gap_ns >= SPIN_NS) return 0;
+    if (x->mean_gap_ns >= SPIN_NS || x->mean_gap_ns >= x->spin_ns) return 0;
     int64_t budget = 4 * x->mean_gap_ns + 100000;
     return budget < x->spin_ns ? budget : x->spin_ns;
 }

@@ -49,7 +49,7 @@ class Engine:
         self.fleet, self.mode, self.seed, self.clock = fleet, mode, seed, clock
         self.first_slot, self.total = (0, fleet.num_envs) if part_of is None else part_of
         self._is_part = part_of is not None
-        self.at_least = max(1, fleet.num_envs // 4) if at_least is None else at_least
+        self.at_least = -(-fleet.num_envs // 4) if at_least is None else at_least
         self.random = RandomPolicy(fleet.single_action_space)
         self._warmup = -(-warmup_steps // fleet.num_envs)  # steps each slot begins with
         self._acted = np.zeros(fleet.num_envs, dtype=np.int64)  # [slot]

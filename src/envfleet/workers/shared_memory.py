@@ -95,6 +95,11 @@ def _mapped(fd: int, size_bytes: int) -> Any:
     return buffer
 
 
+#: Measured on 2 CPUs, steps/s with 4 ms, with this and with 0: 6 AntDirs, each at its own pace: 4,280, 4,740, 4,750; 8 workers with 64 CartPoles, all
+#: together: 307k, 316k, 230k.
+_CROWDED_SPIN_S = 0.0003
+
+
 @dataclasses.dataclass(frozen=True)
 class SharedMap:
     """Where things are in a fleet's shared memory: rows, then (with the compiled core) doorbell, then infos."""
@@ -119,9 +124,11 @@ class SharedMap:
         `board`: where the parent counts turns, see `Backend`; a worker has none.
         """
         memory = memoryview(segment.map).cast("B")[self.slab_bytes : self.slab_bytes + self.exchange_bytes]
-        # A parent that only waits must not spin on a core that a worker needs. Waking it is cheap there: no core is idle.
-        waits_only, crowded = me < 0 or me == self.num_workers, self.num_workers >= usable_cpus()
-        spin_s = 0.0 if waits_only and crowded else self.spin_s
+        # Who spins takes a CPU that somebody who steps may need. A parent that only waits does not, where every CPU has a worker: to wake it is cheap,
+        # no CPU is idle. Of more workers than CPUs, each spins through gaps only that are about as short as a wake-up.
+        waits_only, free_cpus = me < 0 or me == self.num_workers, usable_cpus() - self.num_workers
+        longest_s = 0.0 if waits_only else _CROWDED_SPIN_S
+        spin_s = self.spin_s if free_cpus > 0 or (free_cpus == 0 and not waits_only) else min(self.spin_s, longest_s)
         exchange = compiled.Exchange(
             memory, self.num_workers + self.spare, self.num_slots, me, spin_s, board is not None, False, board
         )

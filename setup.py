@@ -104,7 +104,7 @@ def extensions() -> list[Extension]:
             Extension(
                 f"envfleet.{name}",
                 [source],
-                depends=["compiled/arrays.h", "compiled/panels.h"],
+                depends=["compiled/arrays.h", "compiled/helpers.h", "compiled/panels.h"],
                 # Sums of products in one rounding, and loops that may be turned into vector instructions.
                 extra_compile_args=[
                     *flags,

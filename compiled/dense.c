@@ -10,10 +10,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "arrays.h"
+#include "helpers.h"
 #include "panels.h"
 
 enum { BLOCK = 64, LANES = 8, LAYERS = 16, SUMS = 5 };
@@ -326,12 +326,8 @@ static int step(void *argument) {
     memset(s->lanes, 0, (count - packed) * sizeof(float)); // the padding of the inputs too
     pack_all(s);
     standardise(s);
-    pthread_t others[LANES];
-    int started = 0;
     s->next = 0, s->num_threads = 0;
-    while (started + 1 < threads && !pthread_create(&others[started], NULL, take_lanes, s)) started++;
-    take_lanes(s); // without other threads, all of them
-    while (started > 0) pthread_join(others[--started], NULL);
+    with_helpers((int)threads - 1, 1, take_lanes, s);
     s->report[0] = sqrt(add_up(s));
     for (int i = 0; i < SUMS; i++) {
         double sum = 0.0;
@@ -379,8 +375,8 @@ static int pass(void *argument) {
         l->bias = biases, biases += padded(l->out);
         p->s.work_size += BLOCK * padded(l->out);
     }
-    N threads = p->s.num_threads > p->rows / 1024 ? p->rows / 1024 : p->s.num_threads; // to start one takes as long as some 100 rows
-    threads = threads < 1 ? 1 : threads > LANES ? LANES : threads;
+    N most = p->rows / (2 * BLOCK) < LANES ? p->rows / (2 * BLOCK) : LANES, threads = p->s.num_threads < most ? p->s.num_threads : most;
+    threads = threads < 1 ? 1 : threads;
     float *room = aligned_alloc(64, ((packed + biases + threads * p->s.work_size) * sizeof(float) + 63) / 64 * 64);
     if (!room) return -1;
     p->s.packed = room, p->s.flat = room + packed, p->s.work = room + packed + biases;
@@ -389,11 +385,7 @@ static int pass(void *argument) {
         pack((const float *)p->weight[i], 1, l->in, l->in, l->out, room + l->forward);
         memcpy(room + packed + l->bias, (const float *)p->bias[i], l->out * sizeof(float));
     }
-    pthread_t others[LANES];
-    int started = 0;
-    while (started + 1 < threads && !pthread_create(&others[started], NULL, take_blocks, p)) started++;
-    take_blocks(p);
-    while (started > 0) pthread_join(others[--started], NULL);
+    with_helpers((int)threads - 1, p->rows >= 1024, take_blocks, p); // to wake one takes as long as some 100 rows
     free(room);
     return 0;
 }
@@ -499,5 +491,6 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__dense(void) {
     use_wide = HAS_WIDE;
+    helpers_begin();
     return PyModule_Create(&module);
 }

@@ -59,6 +59,7 @@ class Policy:
     """
 
     answers_fit = True  # actions are always of the space, one per row: the collector need not check them
+    num_threads = 1  # for large batches in NumPy; the same bits with any number
 
     def __init__(
         self,
@@ -85,11 +86,13 @@ class Policy:
 
     def fork(self, num_slots: int, rng: np.random.Generator | None) -> Policy:
         """Return a policy with the same network and statistics, and with memory and random numbers of its own."""
-        return Policy(self.net, num_slots, rng, self.normaliser, self.skip_nan)
+        policy = Policy(self.net, num_slots, rng, self.normaliser, self.skip_nan)
+        policy.num_threads = self.num_threads
+        return policy
 
     def arrive(self, rng: np.random.Generator, before: Policy | None) -> None:
         """Go on from another copy in a worker (see `FragmentCollector`): with its memory, and with random numbers of the worker's own."""
-        self.rng = rng if self.rng is not None else None
+        self.rng, self.num_threads = rng if self.rng is not None else None, 1
         if before is not None:
             self.state, self.last_action = before.state, before.last_action
 
@@ -166,7 +169,7 @@ class Policy:
 
     def _run(self, inputs: Inputs, state: Array | None) -> tuple[Array, Array | None]:
         if self._numpy_actor is not None:
-            return self._numpy_actor(inputs["vector"], state)
+            return self._numpy_actor(inputs["vector"], state, self.num_threads)
         device = self.net.device
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(np.ascontiguousarray(value)).to(device) for name, value in inputs.items()}
@@ -196,10 +199,10 @@ class NumpyActor:
             before, after = [], before + after  # one call for all layers
         self._before, self._after = NumpyLayers(before), NumpyLayers(after)
 
-    def __call__(self, x: Array, state: Array | None) -> tuple[Array, Array | None]:
+    def __call__(self, x: Array, state: Array | None, num_threads: int = 1) -> tuple[Array, Array | None]:
         """Run rows [k, D] with the actor's states [k, W]; return its outputs and the new states."""
-        x = self._before(x)
+        x = self._before(x, num_threads)
         if self._core is not None:
             assert state is not None
             x, state = self._core(np.ascontiguousarray(x), state)
-        return self._after(x), state
+        return self._after(x, num_threads), state

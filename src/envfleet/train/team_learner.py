@@ -57,6 +57,7 @@ class TrainedPolicy:
         self.observations, self.rewards = self.learner.observations, self.learner.rewards
         self.rng = stream(config.seed, "actions", *key)
         self.policy = Policy(self.net, self.num_rows, self.rng, self.observations, skip_nan=config.on_nan == "skip")
+        self.policy.num_threads = config.num_threads
         # The sequences of many agents vary in length. They are rounded up, so that every minibatch gets a whole piece.
         pieces = -(-config.num_minibatches // self.num_rows)
         self.multiple = (config.sequence_length or pieces) if self.net.num_cores else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -508,28 +509,41 @@ class SegmentRun:
 
 
 class RunningActions:
-    """The actions of every slot's running episode: with its seed and task, all that is needed to play it again."""
+    """The actions of every slot's running episode: with its seed and task, all that is needed to play it again.
+
+    Whole segments of actions are kept while an episode runs that began in or before them, so that a segment costs no work per slot.
+    """
 
     def __init__(self, num_slots: int) -> None:
-        self._parts: list[list[Tree]] = [[] for _ in range(num_slots)]
+        self._kept: deque[Tree] = deque()  # [T, B, ...] of the latest segments
+        self._oldest = 0  # its number
+        self._begin = np.zeros((2, num_slots), np.int64)  # [segment and step, slot] where the running episode began
+        self._stored: dict[int, Tree] = {}  # what a checkpoint stored of an episode that runs: its first actions
 
     def add(self, segment: Segment) -> None:
         """Add a segment; actions of episodes that ended in it are dropped."""
-        ended, steps = segment.ended, segment.num_steps
-        begins = np.where(ended.any(axis=0), steps - ended[::-1].argmax(axis=0), 0)
-        for slot, begin in enumerate(begins.tolist()):
-            if begin:
-                self._parts[slot] = []
-            if begin < steps:
-                self._parts[slot].append(tree_map(lambda leaf, at=(begin, slot): leaf[at[0] :, at[1]], segment.action))
+        ended, number = segment.ended, self._oldest + len(self._kept)
+        slots = np.flatnonzero(ended.any(axis=0))
+        self._begin[0, slots] = number
+        self._begin[1, slots] = segment.num_steps - ended[::-1, slots].argmax(axis=0)
+        for slot in self._stored.keys() & set(slots.tolist()):
+            del self._stored[slot]
+        self._kept.append(segment.action)
+        while self._oldest < self._begin[0].min():
+            self._kept.popleft()
+            self._oldest += 1
 
     def of(self, slot: int) -> Tree:
         """The actions of the slot's running episode, in order."""
-        parts = self._parts[slot]
-        if len(parts) > 1:
-            self._parts[slot] = parts = [tree_concatenate(parts)]
-        return parts[0] if parts else np.zeros(0)
+        first, begin = self._begin[:, slot].tolist()
+        parts = [self._stored[slot]] if slot in self._stored else []
+        for number, actions in enumerate(self._kept, self._oldest):
+            if number >= first:
+                parts.append(tree_map(lambda leaf, at=begin if number == first else 0: leaf[at:, slot], actions))
+        parts = [part for part in parts if tree_length(part)]
+        return tree_concatenate(parts) if parts else np.zeros(0)
 
     def set(self, slot: int, actions: Tree) -> None:
         """Begin from actions that a checkpoint stored."""
-        self._parts[slot] = [actions] if tree_length(actions) else []
+        if tree_length(actions):
+            self._stored[slot] = actions

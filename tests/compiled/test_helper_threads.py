@@ -1,0 +1,89 @@
+"""Threads that help with a pass of a dense network: the same bits whoever helps, in forked children too, and none left when nothing is to do."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from envfleet.networks.numpy_layers import DENSE, NumpyLayers
+from tests.support.system import until
+
+pytestmark = pytest.mark.skipif(DENSE is None, reason="envfleet._dense is not built")
+
+
+def layers_and_rows(rows):
+    torch.manual_seed(rows)
+    layers = NumpyLayers([nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)])
+    return layers, torch.randn(rows, 5).numpy()
+
+
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("rows", [1, 64, 127, 128, 300, 5000])
+def test_a_row_has_the_same_bits_whoever_helps(rows):
+    layers, x = layers_and_rows(rows)
+    whole = layers(x)
+    for threads in (2, 3, 8, 100):
+        for _ in range(50):
+            assert np.array_equal(layers(x, threads), whole)
+
+
+def test_callers_in_several_threads_do_not_disturb_each_other():
+    """One of them has the helpers, the others work alone."""
+    jobs = [layers_and_rows(rows) for rows in (256, 1500, 5000)]
+    wrong = []
+
+    def work(layers, x, whole):
+        for _ in range(100):
+            if not np.array_equal(layers(x, 3), whole):
+                wrong.append(len(x))
+
+    threads = [threading.Thread(target=work, args=(layers, x, layers(x))) for layers, x in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not wrong
+
+
+def test_helpers_end_when_nothing_is_to_do():
+    layers, x = layers_and_rows(5000)
+    layers(x)  # whatever the first call of a process starts
+    before = num_threads()
+    layers(x, 4)
+    until(lambda: num_threads() <= before)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_forked_child_has_helpers_of_its_own(busy):
+    """Also where another thread's pass is under way at the moment of the fork."""
+    layers, x = layers_and_rows(5000)
+    whole, stop = layers(x), threading.Event()
+
+    def work():
+        while not stop.is_set():
+            layers(x, 3)
+
+    worker = threading.Thread(target=work)
+    layers(x, 3)
+    if busy:
+        worker.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if not child:
+                os._exit(0 if all(np.array_equal(layers(x, 3), whole) for _ in range(20)) else 1)
+            ended = []
+            until(lambda child=child, ended=ended: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0])
+            assert ended[-1][1] == 0
+            assert np.array_equal(layers(x, 3), whole)
+    finally:
+        stop.set()
+        if busy:
+            worker.join(60)

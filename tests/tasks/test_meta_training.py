@@ -313,3 +313,17 @@ def test_runs_are_compared_by_the_same_kind_of_episodes_and_task_by_task(tmp_pat
     tasks = json.loads((tmp_path / "memory" / "report.json").read_text())["tasks"]
     assert tasks and all(f"<th>{task}</th>" in both for task in tasks)
     assert "Adaptation to a task, in evaluation" in (tmp_path / "memory" / "report.html").read_text()
+
+
+def test_a_learner_takes_another_environment_and_begins_anew_or_keeps_what_it_has():
+    config = {"env": {"env_type": "meta", "env_name": "GridNavi-v0"}, "train": {"num_rollouts_per_iter": 2}}
+    learner = ef.Learner(config)
+    learner.collect_rollouts_parallel(2, random_actions=True)
+    for wrong in ({"env_nam": "x"}, {"num_train_tasks": 500}, {"env_type": "plain"}, {"env_name": "Nope-v0"}):
+        with pytest.raises(BadArgument, match=r"env_nam|num_train_tasks=500|env_type='meta'|Nope-v0"):
+            learner.init_env(**wrong)
+    assert learner.num_env_steps == 120 and learner.config.env_name == "GridNavi-v0"
+    learner.init_env(env_name="TMaze-v0", max_rollouts_per_task=1)
+    assert learner.num_env_steps == 0 and len(learner.policy_storage) == 0
+    assert learner.collect_rollouts_parallel(2, random_actions=True) > 0
+    learner.close()

@@ -6,6 +6,7 @@ twelve that finish. The update is the trainer's: the rollouts of an iteration ar
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import warnings
 from collections.abc import Mapping, Sequence
@@ -75,30 +76,41 @@ class Learner:
         stored_pool = 0
         if not isinstance(config, PPOConfig):
             config, stored_pool = _read_config(config)
-        if config.env_type != "meta":
-            raise BadArgument("a Learner needs env_type='meta': a family of tasks")
         pool = stored_pool if num_init_rollouts_pool is None else num_init_rollouts_pool
         if isinstance(pool, bool) or not isinstance(pool, int) or pool < 0:
             raise BadArgument(f"num_init_rollouts_pool={pool!r}: give a whole number from 0 up")
-        self.num_init_rollouts_pool = pool
-        self.policy_storage = SequenceReplay(storage_steps)
+        self.num_init_rollouts_pool, self._storage_steps = pool, storage_steps
+        self.config = config
+        self._own: Fleet | None = None
+        self._evaluator: Evaluator | None = None
+        self.init_env()
+
+    def init_env(self, **env: Any) -> None:
+        """Begin anew with the family of the config: its tasks are drawn here, once. `env`: settings of the section `env` that are to be others.
+
+        Example:
+            >>> config = {"env": {"env_type": "meta", "env_name": "GridNavi-v0"}, "train": {"num_rollouts_per_iter": 4}}
+            >>> learner = Learner(config)
+            >>> learner.init_env(num_train_tasks=15, num_eval_tasks=6)
+            >>> len(learner.train_tasks)
+            15
+        """
+        config = dataclasses.replace(self.config, **settings_from_mapping({"env": env}, "init_env")) if env else self.config
+        if config.env_type != "meta":
+            raise BadArgument("a Learner needs env_type='meta': a family of tasks")
+        family, *others = env_list(config.env)
+        if others:
+            raise BadArgument(f"env={config.env_name!r}: a Learner needs one family, not {len(others) + 1}")
+        tasks = tasks_of(config, family)
+        self.close()
+        self.config, self._env = config, family
+        self.tasks: Tasks = tasks
+        self.policy_storage = SequenceReplay(self._storage_steps)
         self.num_env_steps = 0
         self.num_lost_rollouts = 0  # failed for good: all attempts of their tickets
         self.num_iterations = 0
         self._learned_steps = 0
         self._ticket = 0
-        self._own: Fleet | None = None
-        self._evaluator: Evaluator | None = None
-        self.init_env(config)
-
-    def init_env(self, config: PPOConfig) -> None:
-        """Take the family of a config: its tasks are drawn here, once."""
-        self.close()
-        self.config = config
-        self._env, *others = env_list(config.env)
-        if others:
-            raise BadArgument(f"env={config.env_name!r}: a Learner needs one family, not {len(others) + 1}")
-        self.tasks: Tasks = tasks_of(config, self._env)
         self.num_rollouts_per_iter = config.num_rollouts_per_iter or config.num_envs
         self._agent: TeamLearner | None = None
         self._latest: Rollouts = Rollouts()

@@ -300,13 +300,13 @@ def test_what_is_refused():
             fragments.segment(1)
 
 
-def interrupted_at(line, call):
-    """Call, and press Ctrl-C before a line of the collector of fragments; whether there were so many."""
+def interrupted_at(line, call, module="fragment_collector.py"):
+    """Call, and press Ctrl-C before a line of a module; whether there were so many."""
     left = line
 
     def trace(frame, event, arg):
         nonlocal left
-        if not frame.f_code.co_filename.endswith("fragment_collector.py"):
+        if not frame.f_code.co_filename.endswith(module):
             return None
         if event == "line":
             left -= 1
@@ -365,6 +365,20 @@ def test_an_interrupt_at_any_line_leaves_right_rows_and_a_right_ledger():
             ledger = fragments.ledger
             assert segment.scored.all() and ledger.used == books.used and ledger.in_flight == 5, line
     assert line > 50
+
+
+def test_an_interrupt_at_any_line_of_a_segment_leaves_right_rows_and_a_balanced_ledger():
+    """The same for the loop that workers and a `Collector` share."""
+    with ef.make(Walk, 3, backend="serial") as fleet:
+        collector = Collector(fleet, Frozen(), seed=4)
+        books, line, reached = Books(4), 0, True
+        while reached:
+            line += 1
+            reached = interrupted_at(line, lambda: books.add(collector.segment(4)), "collect_segments.py")
+            assert collector.ledger.in_flight in (0, 3), line
+            books.add(collector.segment(1 + line % 9))
+            assert collector.ledger.in_flight == 3, line
+    assert line > 100
 
 
 def test_interrupts_and_losses_at_random_moments_leave_right_rows_and_a_right_ledger():

@@ -68,6 +68,7 @@ class SegmentRun:
         self.running = np.ones(count, dtype=np.bool_)  # [slot] an episode the ledger knows as in flight
         self.at: Any = self._first()  # steps made of the segment
         engine.drain()  # what a call has left that was interrupted before its own drain
+        self._drop_running()
         batch = self._reset(self.slots)
         obs = as_columns(fleet.single_observation_space, batch.obs)
         self.has_objects = any(leaf.dtype == object for _, leaf in tree_leaves(obs))
@@ -383,8 +384,12 @@ class SegmentRun:
     def give_up(self) -> None:
         """The episodes that run are not continued."""
         self.engine.drain()
-        self.ledger.drop("running when segments were left", int(self.running.sum()))
+        self._drop_running()
         self.running[:] = False
+
+    def _drop_running(self) -> None:
+        # Not by `running`: an interrupt may have come between the two.
+        self.ledger.drop("running when segments were left", self.ledger.in_flight)
 
     # -- checkpoints --
 

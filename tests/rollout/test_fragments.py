@@ -629,3 +629,12 @@ def test_steps_and_policies_that_are_refused_cost_nothing():
         fragments.policy = Frozen()
         books.add(fragments.segment(3))
         assert fragments.ledger.dropped.total() == 0
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread"])
+def test_workers_of_one_process_share_no_object(backend):
+    shared = Walk()
+    with FragmentCollector(lambda: shared, Frozen(), 2, backend=backend, num_workers=2, seed=2) as fragments:
+        books = Books(2)
+        for _ in range(3):
+            books.add(fragments.segment(9))

@@ -1,5 +1,11 @@
+import functools
 import os
+import random
+import signal
+import sys
 import tempfile
+import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -7,11 +13,13 @@ import pytest
 
 import envfleet as ef
 from envfleet.envs.probe import Mixed, Tasked
-from envfleet.errors import AgentFailed, BadArgument, EnvFailed, NotPicklable, RolloutError
+from envfleet.errors import AgentFailed, BadArgument, EnvFailed, NotPicklable, RolloutError, SpacesDiffer
 from envfleet.native.library import is_built
 from envfleet.rollout import Collector, FragmentCollector, RandomPolicy
 from envfleet.tasks import TaskSource
+from envfleet.util.seeding import episode_seed
 from envfleet.util.trees import tree_leaves
+from tests.chaos.inside import worker_pids
 from tests.support.rollout_envs import Frozen, KillsItself, StuckAtThree, Walk
 
 ARRAYS = ("obs", "action", "reward", "terminated", "truncated", "scored", "bootstrap_obs", "episode", "step", "policy_version", "slots",
@@ -290,3 +298,343 @@ def test_what_is_refused():
         fragments.policy = lambda obs: lock
         with pytest.raises(NotPicklable, match="the policy"):
             fragments.segment(1)
+
+
+def interrupted_at(line, call, module="fragment_collector.py"):
+    """Call, and press Ctrl-C before a line of a module; whether there were so many."""
+    left = line
+
+    def trace(frame, event, arg):
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(module):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+class Books:
+    """What the caller of a run of `Walk` has got: every row must be that of its slot, episode and step, and come once."""
+
+    def __init__(self, seed):
+        self.seed, self.seen, self.used = seed, set(), 0
+
+    def add(self, segment):
+        for t, b in np.argwhere(segment.scored).tolist():
+            key = b, int(segment.episode[t, b]), int(segment.step[t, b])
+            last = observations(self.seed, *key[:2])
+            assert np.array_equal(segment.obs[t, b], last[key[2]]) and segment.ended[t, b] == (key[2] == len(last) - 2), key
+            assert key not in self.seen and (key[2] == 0 or (b, key[1], key[2] - 1) in self.seen), key
+            self.seen.add(key)
+        self.used += int(segment.scored[tuple(segment.end_index.T)].sum())
+
+
+@functools.cache
+def observations(seed, slot, episode):
+    """All that an episode of `Walk` shows."""
+    env = Walk()
+    shown, over = [env.reset(seed=episode_seed(seed, "segment", slot, episode))[0]], False
+    while not over:
+        obs, _, terminated, truncated, _ = env.step(0)
+        shown.append(obs)
+        over = terminated or truncated
+    return shown
+
+
+def test_an_interrupt_at_any_line_leaves_right_rows_and_a_right_ledger():
+    with FragmentCollector(Walk, Frozen(), 5, backend="pipe", num_workers=2, seed=4) as fragments:
+        books, line, reached = Books(4), 0, True
+        books.add(fragments.segment(7))
+        while reached:
+            line += 1
+            reached = interrupted_at(line, lambda: books.add(fragments.segment(5)))
+            segment = fragments.segment(1 + line % 9)
+            books.add(segment)
+            ledger = fragments.ledger
+            assert segment.scored.all() and ledger.used == books.used and ledger.in_flight == 5, line
+    assert line > 50
+
+
+def test_an_interrupt_at_any_line_of_a_segment_leaves_right_rows_and_a_balanced_ledger():
+    """The same for the loop that workers and a `Collector` share."""
+    with ef.make(Walk, 3, backend="serial") as fleet:
+        collector = Collector(fleet, Frozen(), seed=4)
+        books, line, reached = Books(4), 0, True
+        while reached:
+            line += 1
+            reached = interrupted_at(line, lambda: books.add(collector.segment(4)), "collect_segments.py")
+            assert collector.ledger.in_flight in (0, 3), line
+            books.add(collector.segment(1 + line % 9))
+            assert collector.ledger.in_flight == 3, line
+    assert line > 100
+
+
+def test_interrupts_and_losses_at_random_moments_leave_right_rows_and_a_right_ledger():
+    dice = random.Random(5)
+
+    def attack():
+        pids = list(worker_pids(fragments.fleet).values())
+        if pids and dice.random() < 0.3:
+            os.kill(dice.choice(pids), signal.SIGKILL)
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupt(number, frame):
+        """Ctrl-C, if the call that runs has not made up its mind to return."""
+        while frame is not None:
+            if frame.f_code is FragmentCollector.segment.__code__ and fragments._is_open:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    old = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with FragmentCollector(Walk, Frozen(), 7, backend="pipe", num_workers=3, seed=7) as fragments:
+            books = Books(7)
+            for number in range(60):
+                timer = threading.Timer(dice.random() * 0.02, attack)
+                timer.start()
+                try:
+                    books.add(fragments.segment(dice.randint(1, 40)))
+                except (KeyboardInterrupt, RolloutError):  # or all three workers were lost
+                    pass
+                timer.join()
+                if number % 3 == 0:
+                    books.add(fragments.segment(4))
+                    assert fragments.ledger.used == books.used
+            for _ in range(2):
+                books.add(fragments.segment(4))
+            assert fragments.ledger.used == books.used and fragments.ledger.in_flight == 7
+    finally:
+        signal.signal(signal.SIGINT, old)
+
+
+@pytest.mark.parametrize(("fatal", "returned"), [(1, [False, True, True, True]), (11, [True, False, False, True])])
+def test_an_episode_that_ends_its_process_is_not_begun_again_and_again(fatal, returned):
+    """A seed or a task may be fatal. Wherever in a segment it is: a process or two are lost by it, and never the slots."""
+
+    class Fatal(Tasked):
+        def step(self, action):
+            if self.task == fatal:  # of slot 1: the first episode, or one in the middle of a segment
+                os.kill(os.getpid(), 9)
+            return super().step(action)
+
+    with FragmentCollector(Fatal, None, 2, random_actions=True, num_workers=2, tasks=lambda number: number) as fragments:
+        assert [bool(fragments.segment(steps).scored[:, 1].all()) for steps in (2, 64, 64, 64)] == returned
+        assert not len(fragments.fleet.quarantined)
+
+
+def test_episodes_of_a_segment_that_nobody_got_are_not_used():
+    class Stops:
+        """Raises at its step number 20."""
+
+        left = 20
+
+        def act(self, ask):
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("planted")
+            return np.zeros(len(ask), int)
+
+    with (
+        ef.make(Walk, 4, backend="serial") as fleet,
+        FragmentCollector(Walk, Stops(), 4, backend="serial", num_workers=2, seed=2) as fragments,
+    ):
+        for collector in (Collector(fleet, Stops(), seed=2), fragments):
+            segment = collector.segment(9)
+            with pytest.raises(AgentFailed, match="planted"):
+                collector.segment(16)
+            collector.policy = Frozen()
+            ledger = [collector.segment(1), collector.ledger][1]
+            assert 0 <= ledger.used - len(segment.end_index) <= 4 and ledger.in_flight == 4
+            assert ledger.dropped["ended in a segment that was left"] > 0
+
+
+def test_faults_of_a_call_that_did_not_return_are_told_later_and_once(monkeypatch):
+    class FailsOnce(Walk):
+        failed = False
+
+        def step(self, action):
+            if not FailsOnce.failed:
+                FailsOnce.failed = True
+                raise RuntimeError("planted")
+            return super().step(action)
+
+    with FragmentCollector([Walk, Walk, Walk, FailsOnce], Frozen(), backend="serial", num_workers=2, seed=2) as fragments:
+        receive = fragments.fleet.recv
+        with monkeypatch.context() as patch:
+            patch.setattr(fragments.fleet, "recv", lambda: receive() and (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                fragments.segment(5)
+        for _ in range(2):
+            fragments.segment(5)
+            assert [(fault.slot, fault.worker) for fault in fragments.faults] == [(3, 1)]
+
+
+def test_slots_that_are_gone_stop_a_run_only_when_they_are_all():
+    """Some by lost workers, some by quarantine in a worker: without the sum, segments without a row would come forever."""
+
+    class Fails(Walk):
+        def step(self, action):
+            raise RuntimeError("planted")
+
+    class Dies(Walk):
+        def step(self, action):
+            os.kill(os.getpid(), 9)
+
+    with FragmentCollector([Dies, Fails], Frozen(), backend="pipe", num_workers=2, max_restarts=1) as fragments:
+        with pytest.raises(RolloutError, match="every slot is quarantined"):
+            for _ in range(9):
+                assert not fragments.segment(6).scored.any()
+
+
+def test_a_slot_that_was_quarantined_has_no_end_when_its_worker_is_lost():
+    class Fails(Walk):
+        def step(self, action):
+            raise RuntimeError("planted")
+
+    with FragmentCollector([Walk, Fails, Walk], Frozen(), backend="pipe", num_workers=2, max_restarts=0) as fragments:
+        assert fragments.segment(4).scored.all(axis=0).tolist() == [True, False, True]
+        os.kill(worker_pids(fragments.fleet)[0], signal.SIGKILL)
+        segment = fragments.segment(4)
+        assert segment.truncated[0, :2].tolist() == [True, False] and not segment.scored[:, :2].any()
+        assert fragments.ledger.failed["lost in idle"] + fragments.ledger.failed["lost in step"] == 1
+
+
+def test_a_policy_of_another_kind_takes_nothing_over():
+    torch = pytest.importorskip("torch")
+    from envfleet.networks.actor_critic import ActorCritic, NetworkConfig
+    from envfleet.networks.network_policy import Policy
+    from envfleet.networks.team import TeamPolicy
+
+    one = gym.make("CartPole-v1")
+    policies = [lambda obs: np.zeros(len(obs), int)]
+    for size in (8, 4):
+        torch.manual_seed(0)
+        net = ActorCritic(one.observation_space, one.action_space, NetworkConfig("memory", state_size=size))
+        policies.append(Policy(net, 4, None))
+    with FragmentCollector("CartPole-v1", policies[0], 4, backend="serial", num_workers=2) as fragments:
+        for policy in [*policies, policies[0]]:
+            fragments.policy = policy
+            assert fragments.segment(5).scored.all()
+    with pytest.raises(BadArgument, match="past policies do not travel"):
+        TeamPolicy([], {}, object()).arrive(np.random.default_rng(0), None)
+
+
+def test_a_policy_that_exits_is_an_error_of_the_caller_and_no_loss():
+    with FragmentCollector(Walk, lambda obs: sys.exit("planted"), 4, backend="pipe", num_workers=2) as fragments:
+        for _ in range(5):
+            with pytest.raises(SystemExit, match="planted"):
+                fragments.segment(3)
+        fragments.policy = Frozen()
+        assert fragments.segment(3).scored.all() and not fragments.fleet.faults
+
+
+def test_the_environments_of_all_workers_have_the_same_spaces():
+    class Wide(Walk):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    class Bounded(Walk):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = gym.spaces.Box(-99, 99, (3,), np.float64)
+
+    for other in (Wide, Bounded):
+        with pytest.raises(SpacesDiffer, match=r"slot 1 has observation_space Box.*but slot 0 has"):
+            FragmentCollector([Walk, other], Frozen(), backend="serial", num_workers=2)
+    with FragmentCollector([Walk, Bounded], Frozen(), backend="serial", num_workers=2, observation_mode="different") as fragments:
+        assert fragments.segment(4).scored.all()
+
+
+def test_a_constructor_that_fails_says_its_slot_and_its_reason():
+    def broken():
+        raise ValueError("planted")
+
+    envs = [Walk, Walk, Walk, broken]
+    with pytest.raises(EnvFailed, match=r"slot 3 failed in init .*planted") as caught:
+        FragmentCollector(envs, Frozen(), backend="pipe", num_workers=2, on_fault="raise")
+    assert isinstance(caught.value.__cause__, ValueError)
+    with FragmentCollector(envs, Frozen(), backend="pipe", num_workers=2) as fragments:  # its slot alone
+        assert fragments.segment(4).scored[:, :3].all()
+
+
+def test_the_limit_of_a_constructor_is_that_of_one_environment():
+    class Slow(Walk):
+        def __init__(self):
+            super().__init__()
+            time.sleep(0.4)
+
+    with FragmentCollector(Slow, Frozen(), 4, backend="pipe", num_workers=1, init_timeout_s=1.0) as fragments:
+        assert fragments.segment(4).scored.all()
+
+
+def test_the_value_of_a_task_is_the_callers_own():
+    with FragmentCollector(Walk, Frozen(), 1, backend="serial", num_workers=1, tasks=[[5]]) as fragments:
+        segment = fragments.segment(2)
+        fragments.task_value(segment.task[0, 0]).append(6)
+        assert fragments.task_value(segment.task[0, 0]) == [5]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"backend": "auto"}, "backend='auto': choose one of 'pipe'"),
+        ({"backend": "aio"}, "backend='aio': choose"),
+        ({"worker_backend": "pipe"}, "worker_backend='pipe': choose one of 'serial', 'native'"),
+        ({"on_end": "wait"}, "on_end does not go with whole segments"),
+        ({"step_timeout_s": 3}, "step_timeout_s does not go.*fragment_timeout_s"),
+        ({"fragment_timeout_s": 0}, "fragment_timeout_s=0"),
+        ({"policy": 3}, "must be callable or have act"),
+        ({"env": [Walk, Walk], "num_envs": 3}, "num_envs=3, but the list has 2"),
+        ({"env": "gymnax:CartPole-v1"}, "a batch engine or a server"),
+        ({"env": "http://127.0.0.1:9"}, "a batch engine or a server"),
+        ({"env": Walk, "env_kwargs": {"slow": True}}, "env_kwargs only go with"),
+        ({"env": "Blackjack-v1", "worker_backend": "native"}, "no native version"),
+        ({"max_steps": 0}, "max_steps=0: give 1 or more"),
+        ({"tasks": 5}, "tasks must be a callable"),
+        ({"on_fault": "perhaps"}, "on_fault='perhaps': choose"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_refused(given, words):
+    with pytest.raises(BadArgument, match=words):
+        FragmentCollector(
+            **{"env": "CartPole-v1", "policy": Frozen(), "num_envs": 2, "backend": "serial", "num_workers": 1, **given}
+        )
+
+
+def test_steps_and_policies_that_are_refused_cost_nothing():
+    with FragmentCollector(Walk, Frozen(), 2, backend="serial", num_workers=1, seed=2) as fragments:
+        books = Books(2)
+        books.add(fragments.segment(3))
+        for steps in (2.5, "3", True, None):
+            with pytest.raises(BadArgument, match=r"num_steps=.*whole number"):
+                fragments.segment(steps)
+        fragments.policy = None
+        with pytest.raises(BadArgument, match="must be callable"):
+            fragments.segment(3)
+        fragments.policy = Frozen()
+        books.add(fragments.segment(3))
+        assert fragments.ledger.dropped.total() == 0
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread"])
+def test_workers_of_one_process_share_no_object(backend):
+    shared = Walk()
+    with FragmentCollector(lambda: shared, Frozen(), 2, backend=backend, num_workers=2, seed=2) as fragments:
+        books = Books(2)
+        for _ in range(3):
+            books.add(fragments.segment(9))

@@ -93,7 +93,7 @@ class Policy:
     def arrive(self, rng: np.random.Generator, before: Policy | None) -> None:
         """Go on from another copy in a worker (see `FragmentCollector`): with its memory, and with random numbers of the worker's own."""
         self.rng, self.num_threads = rng if self.rng is not None else None, 1
-        if before is not None:
+        if before is not None and (before.state.shape, before.last_action.shape) == (self.state.shape, self.last_action.shape):
             self.state, self.last_action = before.state, before.last_action
 
     def act(self, ask: Ask) -> Answer:

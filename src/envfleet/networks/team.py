@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envfleet.errors import BadArgument
 from envfleet.multiagent.policy_map import Assignment, part_of
 from envfleet.networks.features import MASK_KEY
 from envfleet.networks.network_policy import NotFinite, Policy
@@ -40,8 +41,10 @@ class TeamPolicy:
 
     def arrive(self, rng: np.random.Generator, before: TeamPolicy | None) -> None:
         """Go on from another copy in a worker (see `FragmentCollector`)."""
+        if self.opponents is not None:  # who plays a running episode, and what past policies remember, is known in one place only
+            raise BadArgument("past policies do not travel to workers: use Collector")
         for (name, policy), own in zip(self.policies.items(), rng.spawn(len(self.policies))):
-            policy.arrive(own, None if before is None else before.policies[name])
+            policy.arrive(own, None if before is None else before.policies.get(name))
 
     def act(self, ask: Ask) -> Answer:
         """Choose an action for every active agent; the actions of the others are zeros, which the fleet ignores."""

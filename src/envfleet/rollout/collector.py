@@ -87,8 +87,6 @@ class Collector:
     ) -> None:
         if policy is None and not random_actions:
             raise BadArgument("give a policy, or random_actions=True")
-        if policy is not None and not callable(policy) and not callable(getattr(policy, "act", None)):
-            raise BadArgument(f"the policy must be callable or have act(ask), got {policy!r}")
         for name, value in (("max_steps", max_steps), ("at_least", at_least), ("max_ahead", max_ahead)):
             if value is not None and value < 1:
                 raise BadArgument(f"{name}={value}: give 1 or more")
@@ -248,9 +246,9 @@ class Collector:
         return ended
 
     def begin_at(self, episode: npt.NDArray[np.int64]) -> None:
-        """Drop the episodes of segments that run: the next segment begins with these, one per slot."""
+        """Drop the episodes of segments that run: the next segment begins with these, one per slot, or with later ones that are new here."""
         self.drop_segments()
-        self._left = episode - 1
+        self._left = episode - 1 if self._left is None else np.maximum(self._left, episode - 1)
 
     @property
     def running(self) -> SegmentRun:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from envfleet.core.batch import Batch
 from envfleet.core.fleet import Fleet
 from envfleet.errors import AgentFailed, BadArgument, FleetError, RecvTimeout, RolloutError, RolloutFailed
-from envfleet.rollout.policy_protocol import Answer, Ask, RandomPolicy, read_answer
+from envfleet.rollout.policy_protocol import Answer, Ask, RandomPolicy, checked_policy, read_answer
 from envfleet.rollout.timing import Clock
 from envfleet.util.trees import Tree, tree_map
 
@@ -63,7 +63,7 @@ class Engine:
 
     def use(self, policy: Any) -> None:
         """Ask this policy from now on."""
-        self.policy: Any = policy
+        self.policy = checked_policy(policy)
         self._tells_reward |= bool(getattr(policy, "needs_reward", False))
 
     def halves(self, slots: Ints) -> list[Ints]:

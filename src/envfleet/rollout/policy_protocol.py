@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envfleet.errors import AgentFailed
+from envfleet.errors import AgentFailed, BadArgument
 from envfleet.util.trees import Tree, as_columns, space_tree, stack_values, tree_leaves, tree_length, tree_map
 
 Ints = npt.NDArray[np.int64]
@@ -159,6 +159,13 @@ def _box(space: spaces.Box, ask: Ask, stream: int) -> npt.NDArray[Any]:
     bell = np.sqrt(2.0 * tail) * np.cos(2.0 * np.pi * ask.uniform(size, stream + 1000).reshape(draw.shape))
     sample = np.where(below & above, low + draw * (high - low), np.where(below, low + tail, np.where(above, high - tail, bell)))
     return np.clip(sample, space.low, space.high).astype(space.dtype)
+
+
+def checked_policy(policy: Any) -> Any:
+    """The policy, if it is one."""
+    if not callable(policy) and not callable(getattr(policy, "act", None)):
+        raise BadArgument(f"the policy must be callable or have act(ask), got {policy!r}")
+    return policy
 
 
 def read_answer(answer: Any, ask: Ask, space: gym.Space[Any]) -> Answer:

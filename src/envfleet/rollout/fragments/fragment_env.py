@@ -17,8 +17,10 @@ import numpy as np
 from envfleet.core.construct import make
 from envfleet.faults.failure import Failure, Fault
 from envfleet.rollout.collector import Collector
-from envfleet.rollout.segments.segment import Floats, Ints, Segment
+from envfleet.rollout.ledger import Ledger
+from envfleet.rollout.segments.segment import Bools, Floats, Ints, Segment
 from envfleet.util.seeding import stream
+from envfleet.util.trees import Tree
 
 
 class Order(NamedTuple):
@@ -27,21 +29,31 @@ class Order(NamedTuple):
     number: int  # of the fragment, in the run
     num_steps: int
     policy: bytes | None  # None: the one the worker has
-    begin: Ints | None  # [slot] episodes to begin with; None: the running ones go on
+    begin: Ints | None  # [slot] episodes to begin with, or later ones; None: the running ones go on
+    process: bytes  # the process whose last fragment the parent has,
+    num_faults: int  # and how many of its faults
+
+
+class Left(NamedTuple):
+    """The slots as a fragment left them."""
+
+    process: bytes  # another one if the worker was started again
+    obs: Tree  # [slot, ...]
+    running: Bools  # [slot] whether an episode goes on
+    episode: Ints  # [slot]
+    length: Ints  # [slot] of the running episode so far
+    ep_return: Floats  # [slot] the same
 
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
     """What a worker gives back: a segment of its slots, and the state they are in after it."""
 
-    process: bytes  # another one if the worker was started again
+    left: Left
     segment: Segment
-    episode: Ints  # [slot]
-    length: Ints  # [slot] of the running episode so far
-    ep_return: Floats  # [slot] the same
-    ledger: dict[str, Any]  # of the worker, since it was started
+    ledger: Ledger  # of the worker, since it was started
     tasks: dict[int, Any]  # the values behind the ids in the segment
-    faults: list[Fault]
+    faults: list[Fault]  # that the parent does not have; slots are the worker's
     num_quarantined: int  # slots that failed too often
 
 
@@ -85,12 +97,11 @@ class FragmentEnv(gym.Env[Any, Any]):
         self.fleet = make(env, None if isinstance(env, list) else count, **fleet)
         self.collector = Collector(self.fleet, random_actions=True, timing=False, part_of=(self.first, total), **collector)
         self._policy: Any = None
-        self._num_faults = 0
         self._process = os.urandom(8)
 
-    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """The spaces of one environment."""
-        return self.fleet.single_observation_space, self.fleet.single_action_space
+    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any], tuple[str, ...]]:
+        """The spaces of one environment, and its agents."""
+        return self.fleet.single_observation_space, self.fleet.single_action_space, self.fleet.agents
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Nothing: the environments go on from order to order."""
@@ -101,7 +112,9 @@ class FragmentEnv(gym.Env[Any, Any]):
         found: Fragment | Raised
         try:
             found = self._collect(action)
-        except Exception as error:
+        except KeyboardInterrupt:  # of the caller, where the worker is its own thread
+            raise
+        except BaseException as error:  # a policy that exits must not end the worker either
             found = Raised(Failure.of(error, "step"))
         return found, 0.0, False, True, {}
 
@@ -112,30 +125,26 @@ class FragmentEnv(gym.Env[Any, Any]):
         if order.begin is not None:
             collector.begin_at(order.begin)
         segment = collector.segment(order.num_steps)
-        running = collector.running
+        run = collector.running
         ids = [] if collector.tasks is None else np.unique(segment.task).tolist()
-        faults = fleet.faults[self._num_faults :]
-        self._num_faults += len(faults)
+        known = order.num_faults if order.process == self._process else 0
+        state = run.running.copy(), run.episode.copy(), run.step.copy(), run.ep_return.copy()
         return Fragment(
-            self._process,
+            Left(self._process, segment.bootstrap_obs, *state),
             segment,
-            running.episode.copy(),
-            running.step.copy(),
-            running.ep_return.copy(),
-            collector.ledger.state(),
+            collector.ledger + Ledger(),
             {task: fleet.task_value(task) for task in ids if task >= 0},
-            [dataclasses.replace(fault, slot=self.first + fault.slot, failure=None) for fault in faults],
+            [dataclasses.replace(fault, failure=None) for fault in fleet.faults[known:]],
             len(fleet.quarantined),
         )
 
     def _use(self, policy: Any, number: int) -> None:
         """Act with this copy. It may take over from the one before, and must not draw what other workers draw."""
-        before, self._policy = self._policy, policy
+        before = self._policy if type(self._policy) is type(policy) else None  # of another kind: there is nothing to take over
         arrive = getattr(policy, "arrive", None)
         if callable(arrive):
             arrive(stream(self.collector.seed, "fragment", self.first, number), before)
-        if policy is not None:
-            self.collector.policy = policy
+        self._policy = self.collector.policy = policy
 
     def close(self) -> None:
         """Close the fleet."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from envfleet.rollout.collector import Collector
 
 _ALL = slice(None)
+LEFT = "ended in a segment that was left"  # a reason in the ledger
 
 
 class SegmentRun:
@@ -67,6 +68,7 @@ class SegmentRun:
         self.running = np.ones(count, dtype=np.bool_)  # [slot] an episode the ledger knows as in flight
         self.at: Any = self._first()  # steps made of the segment
         engine.drain()  # what a call has left that was interrupted before its own drain
+        self._drop_running()
         batch = self._reset(self.slots)
         obs = as_columns(fleet.single_observation_space, batch.obs)
         self.has_objects = any(leaf.dtype == object for _, leaf in tree_leaves(obs))
@@ -83,6 +85,7 @@ class SegmentRun:
         self._assign_next(self.slots)
         self.segment: Any = None  # the one being collected: a Segment, with agents an AgentSegment
         self.ends: list[Tree] = []
+        self.num_ended = 0  # episodes that ended in it
         self.fates: dict[str, list[Tree]] = {}
 
     def _check(self) -> None:
@@ -131,7 +134,7 @@ class SegmentRun:
 
     def _begin_next(self, ended: Ints, cut: Ints, faulted: Ints) -> None:
         """Slots that begin a new episode: by themselves (an end, a restart), or cut off and reset by us."""
-        self.ledger.use(len(ended) + len(cut))
+        self.num_ended += len(ended) + len(cut)
         for slot in (*ended.tolist(), *cut.tolist()):
             self.stats.count(self.env_name, float(self.ep_return[slot]), int(self.step[slot]))
         fresh = np.sort(np.concatenate([ended, cut, faulted]))
@@ -161,17 +164,19 @@ class SegmentRun:
 
         self.obs, self.columns = tree_map(room, self.obs), tree_map(room, self.columns)
         self.segment = self._empty(num_steps)
-        self.ends, self.fates = [], {}
+        self.ends, self.fates, self.num_ended = [], {}, 0
         try:
             self._make_steps(num_steps)
+            segment: Segment = self.segment
+            self.segment, self.at = None, self._first()
+            self._close(segment)
         except BaseException as error:
+            self.ledger.drop(LEFT, self.num_ended)  # nobody gets them
             if isinstance(error, FaultError):
                 self._fault(error.fault.slot, READY)
             self.engine.drain()
             raise
-        segment: Segment = self.segment
-        self.segment, self.at = None, self._first()
-        self._close(segment)
+        self.ledger.use(self.num_ended)
         return segment
 
     def _empty(self, num_steps: int) -> Segment:
@@ -379,8 +384,12 @@ class SegmentRun:
     def give_up(self) -> None:
         """The episodes that run are not continued."""
         self.engine.drain()
-        self.ledger.drop("running when segments were left", int(self.running.sum()))
+        self._drop_running()
         self.running[:] = False
+
+    def _drop_running(self) -> None:
+        # Not by `running`: an interrupt may have come between the two.
+        self.ledger.drop("running when segments were left", self.ledger.in_flight)
 
     # -- checkpoints --
 

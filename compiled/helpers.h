@@ -5,6 +5,7 @@
 // next one for a moment (it comes at once while a policy acts and learns), then sleep, and end when nothing came for a second.
 #ifndef ENVFLEET_HELPERS_H
 #define ENVFLEET_HELPERS_H
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -19,8 +20,9 @@ static struct {
     pthread_cond_t work, finished;
     void *(*function)(void *);
     void *argument;
+    fenv_t rounding;         // of the caller, and whether numbers near zero become zero: each thread has its own, and helpers would give other bits
     int seats;               // how many may still join
-    int in_use, num_working; // in_use: one caller at a time has the helpers
+    int in_use, num_working; // in_use: one caller at a time has the helpers; num_working: read without the lock by a caller that spins
     int num_alive, num_asleep;
     unsigned changes; // counts pieces of work, read without the lock by helpers that spin
 } crew = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER};
@@ -65,13 +67,15 @@ static void *helpers_main(void *nothing) {
     for (unsigned seen = crew.changes - 1; seen != crew.changes || helpers_await(seen);) {
         seen = crew.changes;
         if (!crew.seats) continue; // too late for this piece
-        crew.seats--, crew.num_working++;
+        crew.seats--;
+        __atomic_add_fetch(&crew.num_working, 1, __ATOMIC_RELAXED);
         void *(*function)(void *) = crew.function;
         void *argument = crew.argument;
+        fesetenv(&crew.rounding);
         pthread_mutex_unlock(&crew.lock);
         function(argument);
         pthread_mutex_lock(&crew.lock);
-        if (!--crew.num_working) pthread_cond_signal(&crew.finished);
+        if (!__atomic_sub_fetch(&crew.num_working, 1, __ATOMIC_RELAXED)) pthread_cond_signal(&crew.finished);
     }
     crew.num_alive--;
     pthread_mutex_unlock(&crew.lock);
@@ -103,6 +107,7 @@ static void with_helpers(int count, int wake, void *(*function)(void *), void *a
     }
     if (wake) helpers_start(count);
     crew.in_use = 1, crew.function = function, crew.argument = argument, crew.seats = count;
+    fegetenv(&crew.rounding);
     __atomic_add_fetch(&crew.changes, 1, __ATOMIC_RELEASE);
     if (wake && crew.num_asleep) pthread_cond_broadcast(&crew.work);
     pthread_mutex_unlock(&crew.lock);

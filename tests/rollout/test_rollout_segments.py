@@ -1,5 +1,6 @@
 import threading
 import time
+import weakref
 
 import gymnasium as gym
 import numpy as np
@@ -165,6 +166,42 @@ def test_a_collector_goes_on_where_another_one_stopped(mode):
         without.segment(2)
         with pytest.raises(BadArgument, match="resumable=True"):
             without.segment_state()
+
+
+class OneEpisode(Walk):
+    """Ends no episode; `breaks`: fails in every step instead."""
+
+    def __init__(self, breaks=False):
+        super().__init__()
+        self.breaks = breaks
+
+    def step(self, action):
+        if self.breaks:
+            raise RuntimeError("broken")
+        self.limit = self.t + 10
+        return super().step(action)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_slot_that_ends_no_episode_does_not_hold_the_actions_of_all_others(breaks):
+    """Also one in quarantine. And what is kept of the episode is all of its actions."""
+    envs = [Walk, lambda: OneEpisode(breaks), Walk]
+    with ef.make(envs, backend="serial", on_fault="restart", max_restarts=1) as fleet:
+        collector = Collector(fleet, random_actions=True, resumable=True)
+        alive, actions = [], []
+        for _ in range(60):
+            segment = collector.segment(5)
+            alive.append(weakref.ref(segment.action))
+            actions.append(segment.action[:, 1].copy())
+        del segment
+        assert sum(ref() is not None for ref in alive) < 20
+        stored = collector.segment_state()
+    if breaks:
+        assert stored["lost"].tolist() == [1] and not len(stored["actions"][1])
+    else:
+        assert np.array_equal(stored["actions"][1], np.concatenate(actions))
+    with ef.make([Walk, OneEpisode, Walk], backend="serial") as fleet:
+        assert Collector(fleet, random_actions=True, resumable=True).restore_segments(stored).tolist() == [1] * breaks
 
 
 def test_fault_rows_are_marked_and_the_ledger_balances():

@@ -361,7 +361,7 @@ class SegmentRun:
         segment.bootstrap_columns = tree_rows(self.columns, -1)
         self.obs, self.columns = tree_map(lambda leaf: leaf[-1:].copy(), (self.obs, self.columns))
         if self.actions is not None:
-            self.actions.add(segment)
+            self.actions.add(segment, self.fleet.quarantined)
 
     # -- what goes wrong --
 
@@ -520,39 +520,50 @@ class SegmentRun:
 class RunningActions:
     """The actions of every slot's running episode: with its seed and task, all that is needed to play it again.
 
-    Whole segments of actions are kept while an episode runs that began in or before them, so that a segment costs no work per slot.
+    Whole segments of actions are kept while an episode runs that began in or before them, so that a segment costs no work per slot. An episode that runs
+    for much longer than the others gets a copy of its own actions, so that it does not hold theirs.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._kept: deque[Tree] = deque()  # [T, B, ...] of the latest segments
         self._oldest = 0  # its number
-        self._begin = np.zeros((2, num_slots), np.int64)  # [segment and step, slot] where the running episode began
-        self._stored: dict[int, Tree] = {}  # what a checkpoint stored of an episode that runs: its first actions
+        self._begin = np.zeros((2, num_slots), np.int64)  # [segment and step, slot] where the running episode begins in them
+        self._before: dict[int, list[Tree]] = {}  # its actions before that: what a checkpoint stored, and copies
 
-    def add(self, segment: Segment) -> None:
-        """Add a segment; actions of episodes that ended in it are dropped."""
+    def add(self, segment: Segment, lost: Ints) -> None:
+        """Add a segment; actions of episodes that ended in it are dropped. `lost`: slots without an episode, which hold nothing."""
         ended, number = segment.ended, self._oldest + len(self._kept)
-        slots = np.flatnonzero(ended.any(axis=0))
+        over = ended.any(axis=0)
+        over[lost] = True
+        slots = np.flatnonzero(over)
         self._begin[0, slots] = number
         self._begin[1, slots] = segment.num_steps - ended[::-1, slots].argmax(axis=0)
-        for slot in self._stored.keys() & set(slots.tolist()):
-            del self._stored[slot]
+        for slot in self._before.keys() & set(slots.tolist()):
+            del self._before[slot]
         self._kept.append(segment.action)
+        age = number + 1 - self._begin[0]
+        for slot in np.flatnonzero(age > 2 * max(8.0, float(np.median(age)))).tolist():
+            if parts := self._latest(slot):
+                self._before.setdefault(slot, []).append(tree_concatenate(parts))
+            self._begin[:, slot] = number + 1, 0
         while self._oldest < self._begin[0].min():
             self._kept.popleft()
             self._oldest += 1
 
+    def _latest(self, slot: int) -> list[Tree]:
+        """The slot's actions in the segments that are kept; none of them is empty."""
+        first, begin = self._begin[:, slot].tolist()
+        begins = {first: begin}  # 0 in every later segment
+        segments = [(n, part) for n, part in enumerate(self._kept, self._oldest) if n >= first]
+        parts = [tree_rows(part, (slice(begins.get(n, 0), None), slot)) for n, part in segments]
+        return [part for part in parts if tree_length(part)]
+
     def of(self, slot: int) -> Tree:
         """The actions of the slot's running episode, in order."""
-        first, begin = self._begin[:, slot].tolist()
-        parts = [self._stored[slot]] if slot in self._stored else []
-        for number, actions in enumerate(self._kept, self._oldest):
-            if number >= first:
-                parts.append(tree_map(lambda leaf, at=begin if number == first else 0: leaf[at:, slot], actions))
-        parts = [part for part in parts if tree_length(part)]
+        parts = self._before.get(slot, []) + self._latest(slot)
         return tree_concatenate(parts) if parts else np.zeros(0)
 
     def set(self, slot: int, actions: Tree) -> None:
         """Begin from actions that a checkpoint stored."""
         if tree_length(actions):
-            self._stored[slot] = actions
+            self._before[slot] = [actions]

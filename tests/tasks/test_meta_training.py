@@ -327,3 +327,24 @@ def test_a_learner_takes_another_environment_and_begins_anew_or_keeps_what_it_ha
     assert learner.num_env_steps == 0 and len(learner.policy_storage) == 0
     assert learner.collect_rollouts_parallel(2, random_actions=True) > 0
     learner.close()
+
+
+@pytest.mark.parametrize("kind", [dict, ef.train.PPOConfig])
+def test_a_learner_that_took_another_environment_is_as_a_new_one_of_it(kind, tmp_path):
+    """Also in the settings that a preset has for the environment."""
+    env, train = {"env_type": "meta", "max_rollouts_per_task": 1}, {"num_rollouts_per_iter": 2, "total_steps": 200}
+
+    def learner(name):
+        return ef.Learner(kind(env={**env, "env_name": name}, train=train) if kind is dict else kind(**env, env_name=name, **train))
+
+    ours, new = learner("GridNavi-v0"), learner("TMaze-v0")
+    ours.train()
+    ours.init_env(env_name="TMaze-v0")
+    assert ours.config == new.config != learner("GridNavi-v0").config
+    rows = ours.train()
+    assert rows == new.train()
+    again = learner("TMaze-v0")
+    again.load(ours.save(tmp_path / "agent.pt"))
+    assert again.train() == ours.train()
+    for one in (ours, new, again):
+        one.close()

@@ -179,7 +179,7 @@ class PPOConfig:
             if given.get("start_method") is not None:
                 preset.pop("backend", None)  # a start method asks for processes
             values |= preset
-            for name, value in {**values, **given}.items():
+            for name, value in {**values, **given, "_given": given}.items():
                 object.__setattr__(self, name, value)
             self._check()
 
@@ -192,6 +192,11 @@ class PPOConfig:
             raise BadArgument(f"num_minibatches={self.num_minibatches} is more than the {steps} steps of an update")
         if self.sequence_length is not None and (self.sequence_length < 1 or self.num_steps % self.sequence_length):
             raise BadArgument(f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that were given; the others come from the preset and the defaults."""
+        return dict(self.__dict__["_given"])
 
     @property
     def steps_per_update(self) -> int:

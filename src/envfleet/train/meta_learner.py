@@ -6,7 +6,6 @@ twelve that finish. The update is the trainer's: the rollouts of an iteration ar
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import warnings
 from collections.abc import Mapping, Sequence
@@ -95,7 +94,8 @@ class Learner:
             >>> len(learner.train_tasks)
             15
         """
-        config = dataclasses.replace(self.config, **settings_from_mapping({"env": env}, "init_env")) if env else self.config
+        # From what was given, so that another family has the preset that a new learner would have.
+        config = PPOConfig(**self.config.given | settings_from_mapping({"env": env}, "init_env: ")) if env else self.config
         if config.env_type != "meta":
             raise BadArgument("a Learner needs env_type='meta': a family of tasks")
         family, *others = env_list(config.env)

@@ -1,7 +1,10 @@
 """Threads that help with a pass of a dense network: the same bits whoever helps, in forked children too, and none left when nothing is to do."""
 
 import os
+import shutil
+import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,3 +118,47 @@ def test_a_forked_child_has_helpers_of_its_own(busy):
         stop.set()
         if busy:
             worker.join(60)
+
+
+PIECES = """
+#include <stdint.h>
+#include <stdlib.h>
+#include "helpers.h"
+typedef struct { int next, done[40]; } Piece;
+static void *take(void *argument) {
+    Piece *piece = argument;
+    for (int at; (at = __atomic_fetch_add(&piece->next, 1, __ATOMIC_RELAXED)) < 40;) piece->done[at]++;
+    return NULL;
+}
+static void *call(void *wrong) {
+    for (int i = 0; i < 1000; i++) {
+        Piece piece = {0};
+        with_helpers(i % 5, i % 3, take, &piece);
+        for (int at = 0; at < 40; at++) *(int *)wrong += piece.done[at] != 1;
+    }
+    return NULL;
+}
+int main(void) {
+    pthread_t other;
+    int wrong = 0, others = 0;
+    helpers_begin();
+    pthread_create(&other, NULL, call, &others);
+    call(&wrong);
+    pthread_join(other, NULL);
+    return wrong || others;
+}
+"""
+
+
+def test_helpers_and_callers_do_not_race(tmp_path):
+    """Under the thread sanitizer, with two callers."""
+    source, program = tmp_path / "pieces.c", tmp_path / "pieces"
+    source.write_text(PIECES)
+    flags = ["-O1", "-g", "-D_GNU_SOURCE", "-fsanitize=thread", f"-I{Path(__file__).parents[2] / 'compiled'}", "-pthread"]
+    if not (gcc := shutil.which("gcc")) or subprocess.run([gcc, *flags, source, "-o", program, "-lm"], capture_output=True).returncode:
+        pytest.skip("no gcc with a thread sanitizer")
+    env = {**os.environ, "LD_PRELOAD": ""}  # under another sanitizer
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, env=env)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer does not run on this kernel")
+    assert not done.returncode, done.stderr

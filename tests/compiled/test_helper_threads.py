@@ -155,7 +155,10 @@ def test_helpers_and_callers_do_not_race(tmp_path):
     source, program = tmp_path / "pieces.c", tmp_path / "pieces"
     source.write_text(PIECES)
     flags = ["-O1", "-g", "-D_GNU_SOURCE", "-fsanitize=thread", f"-I{Path(__file__).parents[2] / 'compiled'}", "-pthread"]
-    if not (gcc := shutil.which("gcc")) or subprocess.run([gcc, *flags, source, "-o", program, "-lm"], capture_output=True).returncode:
+    if (
+        not (gcc := shutil.which("gcc"))
+        or subprocess.run([gcc, *flags, source, "-o", program, "-lm"], capture_output=True).returncode
+    ):
         pytest.skip("no gcc with a thread sanitizer")
     env = {**os.environ, "LD_PRELOAD": ""}  # under another sanitizer
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, env=env)

@@ -335,7 +335,9 @@ def test_a_learner_that_took_another_environment_is_as_a_new_one_of_it(kind, tmp
     env, train = {"env_type": "meta", "max_rollouts_per_task": 1}, {"num_rollouts_per_iter": 2, "total_steps": 200}
 
     def learner(name):
-        return ef.Learner(kind(env={**env, "env_name": name}, train=train) if kind is dict else kind(**env, env_name=name, **train))
+        return ef.Learner(
+            kind(env={**env, "env_name": name}, train=train) if kind is dict else kind(**env, env_name=name, **train)
+        )
 
     ours, new = learner("GridNavi-v0"), learner("TMaze-v0")
     ours.train()

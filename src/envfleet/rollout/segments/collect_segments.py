@@ -533,7 +533,7 @@ class RunningActions:
     def add(self, segment: Segment, lost: Ints) -> None:
         """Add a segment; actions of episodes that ended in it are dropped. `lost`: slots without an episode, which hold nothing."""
         ended, number = segment.ended, self._oldest + len(self._kept)
-        over = ended.any(axis=0)
+        over: Bools = np.array(ended.any(axis=0))
         over[lost] = True
         slots = np.flatnonzero(over)
         self._begin[0, slots] = number

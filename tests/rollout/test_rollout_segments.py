@@ -204,6 +204,43 @@ def test_a_slot_that_ends_no_episode_does_not_hold_the_actions_of_all_others(bre
         assert Collector(fleet, random_actions=True, resumable=True).restore_segments(stored).tolist() == [1] * breaks
 
 
+class Still:
+    """Every agent does nothing."""
+
+    version, answers_fit = 0, True
+
+    def act(self, ask):
+        return Answer(np.zeros(ask.columns["active"].shape, np.int64))
+
+
+@pytest.mark.parametrize("agents", [False, True])
+def test_a_slot_that_comes_back_begins_an_episode_that_can_be_played_again(agents):
+    """A worker has no place for a while, as one on Ray: the episodes of its slots have no end."""
+    if agents:
+        pytest.importorskip("pettingzoo")
+    env, kwargs = ("envfleet.envs.crowd:Crowd", {"max_cycles": 1000, "death": 0.0}) if agents else (OneEpisode, {})
+
+    def collector(fleet):
+        return Collector(fleet, Still() if agents else None, random_actions=not agents, resumable=True)
+
+    with ef.make(env, 4, backend="pipe", num_workers=2, on_fault="restart", env_kwargs=kwargs) as fleet:
+        ours = collector(fleet)
+        ours.segment(5)
+        fleet._backend.placings.append((1, "has no place"))
+        ours.segment(6)
+        assert fleet.quarantined.tolist() == [2, 3]
+        fleet._backend.placings.append((1, ""))
+        segment = ours.segment(6)
+        back = segment.scored[:, 2].argmax()
+        assert not len(fleet.quarantined) and not segment.scored[:back, 2:].any()
+        assert (segment.step[back:, 2:] == np.arange(6 - back)[:, None]).all() and (segment.episode[back:, 2:] == 1).all()
+        state, wanted = ours.segment_state(), ours.segment(5)
+    with ef.make(env, 4, backend="serial", env_kwargs=kwargs) as fleet:
+        theirs = collector(fleet)
+        assert not len(theirs.restore_segments(state))
+        assert np.array_equal(theirs.segment(5).obs, wanted.obs)
+
+
 def test_fault_rows_are_marked_and_the_ledger_balances():
     with ef.make(Fragile, num_envs=4, backend="serial", on_fault="restart", max_restarts=1000) as fleet:
         collector = Collector(fleet, Frozen(), seed=2)

@@ -245,6 +245,7 @@ class SegmentRun:
         here, own = self._where(slots)
         scored = status == READY
         if self.has_agents:
+            scored &= batch.step >= 0  # the row of a slot that came back is of a reset
             reward, terminated, truncated = self._take_agents(here, batch, scored)
             ended = batch.ended
         else:
@@ -361,7 +362,7 @@ class SegmentRun:
         segment.bootstrap_columns = tree_rows(self.columns, -1)
         self.obs, self.columns = tree_map(lambda leaf: leaf[-1:].copy(), (self.obs, self.columns))
         if self.actions is not None:
-            self.actions.add(segment, self.fleet.quarantined)
+            self.actions.add(segment)
 
     # -- what goes wrong --
 
@@ -530,14 +531,13 @@ class RunningActions:
         self._begin = np.zeros((2, num_slots), np.int64)  # [segment and step, slot] where the running episode begins in them
         self._before: dict[int, list[Tree]] = {}  # its actions before that: what a checkpoint stored, and copies
 
-    def add(self, segment: Segment, lost: Ints) -> None:
-        """Add a segment; actions of episodes that ended in it are dropped. `lost`: slots without an episode, which hold nothing."""
-        ended, number = segment.ended, self._oldest + len(self._kept)
-        over: Bools = np.array(ended.any(axis=0))
-        over[lost] = True
-        slots = np.flatnonzero(over)
+    def add(self, segment: Segment) -> None:
+        """Add a segment; actions of episodes that ended in it are dropped."""
+        # What is no transition is of no episode either: a slot in quarantine has only such rows, and its episode has no end.
+        over, number = segment.ended | ~segment.scored, self._oldest + len(self._kept)
+        slots = np.flatnonzero(over.any(axis=0))
         self._begin[0, slots] = number
-        self._begin[1, slots] = segment.num_steps - ended[::-1, slots].argmax(axis=0)
+        self._begin[1, slots] = segment.num_steps - over[::-1, slots].argmax(axis=0)
         for slot in self._before.keys() & set(slots.tolist()):
             del self._before[slot]
         self._kept.append(segment.action)

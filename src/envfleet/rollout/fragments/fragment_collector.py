@@ -123,8 +123,8 @@ class FragmentCollector:
 
     def segment(self, num_steps: int) -> Segment:
         """The next `num_steps` steps of every slot as [T, B] arrays; episodes go on from segment to segment."""
-        if num_steps < 1:
-            raise BadArgument(f"num_steps={num_steps}: give 1 or more")
+        if isinstance(num_steps, bool) or not isinstance(num_steps, (int, np.integer)) or num_steps < 1:
+            raise BadArgument(f"num_steps={num_steps!r}: give a whole number from 1 up")
         blob, began = pickled(self.policy, "the policy"), time.perf_counter()
         try:
             self.fleet.drop()  # what a call has left that was interrupted

@@ -412,6 +412,7 @@ class PPOTrainer:
             "running": self.collector.segment_state() if running else self._began,
             "team": self.learner.state(),
             "tasks": self._task_state(),
+            "board": self.board.state(),
         }
 
     def _task_state(self) -> Any:
@@ -425,6 +426,7 @@ class PPOTrainer:
             self.collector.results.load(state["tasks"])
         elif state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
             self.tasks.load_state_dict(state["tasks"])
+        self.board.load(state.get("board", {}))  # checkpoints of earlier versions have none
         self.learner.load(state["team"])
         ended = self.collector.restore_segments(state["running"], self.config.restore)
         self.learner.forget(ended)

@@ -334,11 +334,12 @@ def test_adaptation_in_training_is_the_mean_of_the_last_updates(tmp_path):
         trainer.train()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4
-    assert "Adaptation to a task, in training, last 10 updates" in (tmp_path / "report.html").read_text()
+    assert "Adaptation to a task, in training, last updates" in (tmp_path / "report.html").read_text()
 
-    made = [{"inner_return/1": float(i), "inner_return/2": float(-i)} for i in range(20)]
-    mean = sum(range(10, 20)) / 10
+    made = [{"inner_return/1": float(i), "inner_return/2": float(-i)} for i in range(60)]
+    mean = sum(range(50, 60)) / 10
     assert _adaptation({"": made}) == _adaptation({"": [{"inner_return/1": mean, "inner_return/2": -mean}]})
+    assert _adaptation({"": made[:8]}) == _adaptation({"": made[7:8]})  # a short run: not its beginning
 
 
 def test_a_learner_refuses_a_parallel_env_of_other_episodes_and_wrong_numbers():
@@ -356,3 +357,17 @@ def test_a_learner_refuses_a_parallel_env_of_other_episodes_and_wrong_numbers():
     with pytest.raises(BadArgument, match=r"step\(\) before reset\(\)"):
         make_env("gridnavi", 2).step(1)
     learner.close()
+
+
+@pytest.mark.parametrize("setting", [{"curriculum": "sfl"}, {"oracle": True}, {"num_train_tasks": 3}])
+def test_settings_of_tasks_are_refused_where_there_are_none(setting):
+    """They were ignored: a run without its curriculum looks like one with it."""
+    with pytest.raises(BadArgument, match="need env_type=meta"):
+        PPOTrainer(PPOConfig(env="CartPole-v1", total_steps=256, **setting))
+
+
+def test_a_family_that_does_not_have_an_argument_is_named():
+    with pytest.raises(
+        BadArgument, match=r"gridnavi cannot be made \(env_kwargs=\{'siz': 3\}\): .*unexpected keyword argument 'siz'"
+    ):
+        trainer_of(env_kwargs={"siz": 3})

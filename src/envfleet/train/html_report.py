@@ -163,9 +163,10 @@ def _family(rows: list[dict[str, Any]], prefix: str, title: str, y_name: str) ->
 def _adaptation(runs: dict[str, list[dict[str, Any]]]) -> str:
     """How the return rises from inner episode to inner episode, in the last evaluation, if all runs have one, else in training."""
     last: dict[str, list[dict[str, Any]]] = {}
-    # One update has few episodes.
-    for prefix, where, count in (("eval/inner_return/", "evaluation", 1), ("inner_return/", "training", 10)):
-        last = {run: [row for row in rows if f"{prefix}2" in row][-count:] for run, rows in runs.items()}
+    # One update may have few episodes. The last fifth of a run: its beginning is another agent.
+    for prefix, where, most in (("eval/inner_return/", "evaluation", 1), ("inner_return/", "training", 10)):
+        seen = {run: [row for row in rows if f"{prefix}2" in row] for run, rows in runs.items()}
+        last = {run: rows[-max(1, min(most, len(rows) // 5)) :] for run, rows in seen.items()}
         if where == "training" or all(last.values()):
             break
     series = {
@@ -175,7 +176,7 @@ def _adaptation(runs: dict[str, list[dict[str, Any]]]) -> str:
         )
         for run, rows in last.items()
     }
-    more = f", last {count} updates" if count > 1 else ""
+    more = ", last updates" if most > 1 else ""
     return line_chart(series, f"Adaptation to a task, in {where}{more}", "inner episode", "mean return", x_low=1.0)
 
 

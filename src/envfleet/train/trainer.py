@@ -134,6 +134,8 @@ class PPOTrainer:
         if tasks is None and config.env_type == "meta":
             found = tasks_of(config, self.envs[0])
             tasks, self.eval_tasks = found.source, found.held_out
+        elif tasks is None and (config.oracle or config.curriculum != "uniform" or config.num_train_tasks):
+            raise BadArgument("oracle, curriculum and num_train_tasks need env_type=meta: a family of tasks (docs/tasks.md)")
         self.tasks = tasks
         self.counters = Counters()
         self.device = choose_device(config.device)

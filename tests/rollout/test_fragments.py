@@ -292,8 +292,9 @@ def test_what_is_refused():
         with pytest.raises(BadArgument, match=f"{next(iter(wrong))}=.*from 1 up"):
             FragmentCollector("CartPole-v1", None, random_actions=True, **wrong)
     with FragmentCollector("CartPole-v1", None, 2, random_actions=True, backend="serial", num_workers=1) as fragments:
-        with pytest.raises(BadArgument, match="num_steps=0"):
-            fragments.segment(0)
+        for wrong in (0, "3", True):
+            with pytest.raises(BadArgument, match=f"num_steps={wrong!r}"):
+                fragments.segment(wrong)
         lock = __import__("threading").Lock()
         fragments.policy = lambda obs: lock
         with pytest.raises(NotPicklable, match="the policy"):

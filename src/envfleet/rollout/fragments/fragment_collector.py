@@ -323,7 +323,7 @@ def _checked(
     for name, value, choices in zip(("backend", "worker_backend"), backends, (_BACKENDS, ("serial", "native"))):
         if not isinstance(value, str) or value not in choices:
             raise BadArgument(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
-    if not timeout_s > 0:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise BadArgument(f"fragment_timeout_s={timeout_s!r}: give seconds above 0")
     for name in sorted({"on_end", "step_timeout_s", "reset_timeout_s"} & options.keys()):
         raise BadArgument(f"{name} does not go with whole segments: leave it out (fragment_timeout_s is the limit of a segment)")

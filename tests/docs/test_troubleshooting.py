@@ -11,6 +11,8 @@ import pytest
 
 import envfleet as ef
 from envfleet.envs.probe import Counting, Faulty, Waiting
+from envfleet.rollout import FragmentCollector
+from envfleet.tasks import TaskSource
 
 PAGE = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text()
 LOCK = threading.Lock()
@@ -102,6 +104,8 @@ CASES = {
     "object": lambda: ef.make(Counting(), 2),
     "kwargs": lambda: ef.make(Counting, 2, env_kwargs={"limit": 3}),
     "spaces": lambda: ef.make([Counting, ThreeActions], backend="serial"),
+    "curriculum": lambda: FragmentCollector(Counting, random_actions=True, tasks=TaskSource([1, 2])),
+    "deadline": lambda: FragmentCollector(Counting, random_actions=True, step_timeout_s=1.0),
     "choices": lambda: ef.make(Counting, 2, backend="dask"),
     "init": lambda: ef.make([Counting, lambda: Faulty("init", "raise")], backend="serial"),
     "slow init": lambda: ef.make(SlowInit, 1, backend="thread", init_timeout_s=0.2),

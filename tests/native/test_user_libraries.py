@@ -168,7 +168,7 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="is not a library of native environments"):
         NativeEnv(str(tmp_path))
     other = Path(ef.__file__).parent.glob("_scan*.so")
-    with pytest.raises(BadArgument, match="is not a library of native environments"):
+    with pytest.raises(BadArgument, match=r"is not a library of native environments: ENVFLEET_ENV\(YourStruct\) is missing"):
         NativeEnv(str(next(other)))
     (tmp_path / "empty.cpp").write_text(
         '#include "envfleet_env.h"\nENVFLEET_EXPORT const EnvTable *envfleet_env(int64_t) { return 0; }'
@@ -396,7 +396,10 @@ def test_a_class_with_other_spaces_than_its_library_writes_its_own_rows_only(cho
         assert not fleet.slab.obs[1].any()  # it was not written over by its neighbour
 
 
-@pytest.mark.parametrize(("compiler", "out", "said"), [('a "', "x.so", "CXX cannot be read"), ("c++", "", "is a folder")])
+@pytest.mark.parametrize(
+    ("compiler", "out", "said"),
+    [('a "', "x.so", "CXX cannot be read"), ("c++", "", "is a folder"), ("c++", "absent/x.so", "there is no folder")],
+)
 def test_a_build_that_cannot_begin_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, out: str, said: str
 ) -> None:

@@ -41,7 +41,7 @@ def test_what_cannot_be_is_refused_before_ray_is_asked(options: dict[str, Any], 
 
 
 def test_its_options_do_not_go_with_other_backends() -> None:
-    with pytest.raises(BadArgument, match=r"resources, transport only go with backend='ray', not 'pipe'"):
+    with pytest.raises(BadArgument, match=r"resources, transport can be given only with backend='ray', not 'pipe'"):
         ef.make("CartPole-v1", 2, backend="pipe", resources={"num_cpus": 1}, transport="call")
 
 

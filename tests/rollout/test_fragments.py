@@ -292,8 +292,9 @@ def test_what_is_refused():
         with pytest.raises(BadArgument, match=f"{next(iter(wrong))}=.*from 1 up"):
             FragmentCollector("CartPole-v1", None, random_actions=True, **wrong)
     with FragmentCollector("CartPole-v1", None, 2, random_actions=True, backend="serial", num_workers=1) as fragments:
-        with pytest.raises(BadArgument, match="num_steps=0"):
-            fragments.segment(0)
+        for wrong in (0, "3", True):
+            with pytest.raises(BadArgument, match=f"num_steps={wrong!r}"):
+                fragments.segment(wrong)
         lock = __import__("threading").Lock()
         fragments.policy = lambda obs: lock
         with pytest.raises(NotPicklable, match="the policy"):
@@ -597,13 +598,15 @@ def test_the_value_of_a_task_is_the_callers_own():
         ({"on_end": "wait"}, "on_end does not go with whole segments"),
         ({"step_timeout_s": 3}, "step_timeout_s does not go.*fragment_timeout_s"),
         ({"fragment_timeout_s": 0}, "fragment_timeout_s=0"),
+        ({"fragment_timeout_s": "9"}, "fragment_timeout_s='9'"),
         ({"policy": 3}, "must be callable or have act"),
         ({"env": [Walk, Walk], "num_envs": 3}, "num_envs=3, but the list has 2"),
         ({"env": "gymnax:CartPole-v1"}, "a batch engine or a server"),
         ({"env": "http://127.0.0.1:9"}, "a batch engine or a server"),
         ({"env": Walk, "env_kwargs": {"slow": True}}, "env_kwargs only go with"),
         ({"env": "Blackjack-v1", "worker_backend": "native"}, "no native version"),
-        ({"max_steps": 0}, "max_steps=0: give 1 or more"),
+        ({"max_steps": 0}, "max_steps=0: give a whole number from 1 up"),
+        ({"max_steps": "9"}, "max_steps='9': give a whole number from 1 up"),
         ({"tasks": 5}, "tasks must be a callable"),
         ({"on_fault": "perhaps"}, "on_fault='perhaps': choose"),
     ],

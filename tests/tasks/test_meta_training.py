@@ -18,7 +18,7 @@ from envfleet.adapters.meta_envs import make_env, make_parallel_env
 from envfleet.errors import BadArgument
 from envfleet.tasks import LearningProgress
 from envfleet.train import PPOConfig, PPOTrainer
-from envfleet.train.html_report import write_comparison, write_report
+from envfleet.train.html_report import _adaptation, write_comparison, write_report
 from envfleet.train.settings import settings_from_yaml
 from envfleet.train.terminal import View, box
 
@@ -221,7 +221,9 @@ def test_rollouts_are_tickets_and_sequential_collection_has_the_same(no_leaks):
 
 
 def test_a_killed_worker_costs_its_rollout_only():
-    learner = ef.Learner({"env": {"env_type": "meta", "env_name": "GridNavi-v0", "num_parallel_workers": 2}})
+    learner = ef.Learner(
+        {"env": {"env_type": "meta", "env_name": "GridNavi-v0", "episodes_per_task": 1, "num_parallel_workers": 2}}
+    )
     with make_parallel_env("GridNavi-v0", num_workers=2, on_fault="restart", wrappers=[WithPid]) as penv:
         penv.reset()
         os.kill(penv.call("pid")[0], signal.SIGKILL)
@@ -273,7 +275,7 @@ def test_few_tasks_are_all_shown(tmp_path):
         trainer.train()
         assert set(trainer.board.means()) == {"1", "-1"}
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Return of -1" in page and "Return over tasks" not in page and "<h2>Tasks</h2>" in page
+    assert "Return of task -1" in page and "Return over tasks" not in page and "<h2>Tasks</h2>" in page
 
 
 def test_the_probabilities_of_many_tasks_are_shown_by_their_range(tmp_path):
@@ -350,3 +352,59 @@ def test_a_learner_that_took_another_environment_is_as_a_new_one_of_it(kind, tmp
     assert again.train() == ours.train()
     for one in (ours, new, again):
         one.close()
+
+
+def test_a_resumed_run_knows_the_returns_of_its_tasks(tmp_path):
+    """Else the quantiles in its logs differ from those of a run that was not stopped."""
+    with trainer_of(out=str(tmp_path)) as trainer:
+        trainer.train_episode_vectorized()
+        trainer.train_episode_vectorized()
+        trainer.save()
+        before = trainer.board.means()
+    with trainer_of(out=str(tmp_path), resume=True) as trainer:
+        assert before and trainer.board.means() == before
+
+
+def test_adaptation_in_training_is_the_mean_of_the_last_updates(tmp_path):
+    """One update has few episodes: the slope of its curve says nothing."""
+    with trainer_of(out=str(tmp_path)) as trainer:
+        trainer.train()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert "Adaptation to a task, in training, last updates" in (tmp_path / "report.html").read_text()
+
+    made = [{"inner_return/1": float(i), "inner_return/2": float(-i)} for i in range(60)]
+    mean = sum(range(50, 60)) / 10
+    assert _adaptation({"": made}) == _adaptation({"": [{"inner_return/1": mean, "inner_return/2": -mean}]})
+    assert _adaptation({"": made[:8]}) == _adaptation({"": made[7:8]})  # a short run: not its beginning
+
+
+def test_a_learner_refuses_a_parallel_env_of_other_episodes_and_wrong_numbers():
+    """Three inner episodes instead of two were collected and learned from without a word."""
+    learner = ef.Learner(PPOConfig(**{**SMALL, "env_type": "meta", "num_steps": 60, "num_rollouts_per_iter": 2}))
+    for env, count, words in (("gridnavi", 3, "inner_returns: parallel_env has"), ("tmaze", 2, "observation: parallel_env has")):
+        with make_parallel_env(env, count, num_workers=2, backend="serial") as penv, pytest.raises(BadArgument, match=words):
+            learner.collect_rollouts_parallel(2, random_actions=True, parallel_env=penv)
+    with pytest.raises(BadArgument, match=r"parallel_env=<MetaEnv.*: give what make_parallel_env"):
+        learner.collect_rollouts_parallel(2, random_actions=True, parallel_env=make_env("gridnavi", 2))
+    with pytest.raises(BadArgument, match="num_rollouts='4'"):
+        learner.collect_rollouts_parallel("4")
+    with pytest.raises(BadArgument, match="num_episodes=0"):
+        learner.evaluate(0)
+    with pytest.raises(BadArgument, match=r"step\(\) before reset\(\)"):
+        make_env("gridnavi", 2).step(1)
+    learner.close()
+
+
+@pytest.mark.parametrize("setting", [{"curriculum": "sfl"}, {"oracle": True}, {"num_train_tasks": 3}])
+def test_settings_of_tasks_are_refused_where_there_are_none(setting):
+    """They were ignored: a run without its curriculum looks like one with it."""
+    with pytest.raises(BadArgument, match="need env_type=meta"):
+        PPOTrainer(PPOConfig(env="CartPole-v1", total_steps=256, **setting))
+
+
+def test_a_family_that_does_not_have_an_argument_is_named():
+    with pytest.raises(
+        BadArgument, match=r"gridnavi cannot be made \(env_kwargs=\{'siz': 3\}\): .*unexpected keyword argument 'siz'"
+    ):
+        trainer_of(env_kwargs={"siz": 3})

@@ -89,3 +89,12 @@ def test_environments_with_tasks_can_be_pickled(name):
     env.reset(seed=0)
     copy = pickle.loads(pickle.dumps(env))
     assert task_key(copy.task) == task_key(env.task)
+
+
+@pytest.mark.parametrize("action", [-1, 5])
+def test_gridnavi_refuses_an_action_that_is_none_of_its_own(action):
+    """-1 was the last one, as Python counts."""
+    env = GridNavi()
+    env.reset(seed=0)
+    with pytest.raises(BadArgument, match=rf"action {action} is not in Discrete\(5\)"):
+        env.step(action)

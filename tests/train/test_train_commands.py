@@ -76,6 +76,7 @@ def test_resume_and_existing_run(capsys, tmp_path):
     ("words", "told"),
     [
         (["CartPoel-v1"], "Close names: CartPole-v1"),
+        (["run.yaml"], "run.yaml is no environment but a file of settings: envfleet train --config run.yaml"),
         (["CartPole-v1", "--set", "env.num_env=2"], "there is no setting 'env.num_env'. Did you mean num_envs?"),
         (["CartPole-v1", "--set", "gamma"], "NAME=VALUE is needed"),
         (["CartPole-v1", "--n-envs", "many"], "--num-envs many: a whole number is needed"),

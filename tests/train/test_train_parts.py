@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +18,7 @@ from envfleet.envs.hidden_velocity import cartpole_no_velocity
 from envfleet.envs.registry import SHORT_NAMES, resolve_env
 from envfleet.envs.tmaze import DOWN, LEFT, RIGHT, UP, TMaze
 from envfleet.errors import BadArgument
+from envfleet.train.chart import line_chart
 from envfleet.train.html_report import write_comparison, write_report
 from envfleet.train.loggers import TableLogger, read_rows
 from envfleet.train.terminal import Lines, Live, View, box, choose_view
@@ -146,6 +148,13 @@ def test_the_box_is_drawn_in_place_also_after_the_terminal_was_made_narrower(mon
     assert out.getvalue().count("\x1b[18F") == 1
     live.fault("slot 3 failed")
     assert out.getvalue().endswith("\x1b[14Ffault: slot 3 failed\x1b[K\n\x1b[J")
+    live.fault("slot 3 " + 100 * "." + " killed by signal 9")
+    assert out.getvalue().endswith(" killed by signal 9\x1b[K\n\x1b[J")  # the cause is not cut off
+
+
+def test_twelve_lines_of_a_chart_have_twelve_colours():
+    chart = line_chart({str(i): [(0, i), (1, i)] for i in range(12)}, "Return", "steps", "return")
+    assert len(set(re.findall(r'polyline fill="none" stroke="(#\w+)"', chart))) == 12
 
 
 def test_tables_grow_columns_and_are_cut_back(tmp_path):

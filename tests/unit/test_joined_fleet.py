@@ -241,3 +241,8 @@ def test_segments_are_those_of_one_serial_fleet(mode: Any) -> None:
     for one, other in zip(ours, theirs):
         for name in ("obs", "action", "reward", "terminated", "scored", "bootstrap_obs", "episode", "final_obs", "end_return"):
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_one_fleet_may_be_given_without_a_list() -> None:
+    with ef.join(ef.make(Counting, 2, backend="serial")) as fleet:
+        assert len(fleet.reset(seed=0).obs) == 2

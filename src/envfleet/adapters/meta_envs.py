@@ -188,7 +188,7 @@ def _sample(holder: Any, rng: np.random.Generator) -> Any:
 
 def _check_tasks(tasks: Any, num_envs: int) -> None:
     if not isinstance(tasks, (list, tuple)) or len(tasks) != num_envs:
-        got = len(tasks) if isinstance(tasks, (list, tuple)) else repr(tasks)
+        got = len(tasks) if isinstance(tasks, (list, tuple)) else short(tasks)
         raise BadArgument(f"tasks: {num_envs} environments need a list with one task each, got {got}")
 
 

@@ -61,6 +61,10 @@ def config_from(args: argparse.Namespace) -> Any:
     given = {key.removeprefix("setting_"): value for key, value in vars(args).items() if key.startswith("setting_")}
     folder = _resumed_folder(args, given)
     if args.env_positional:
+        if args.env_positional.endswith((".yaml", ".yml")):
+            raise BadArgument(
+                f"{args.env_positional} is no environment but a file of settings: envfleet train --config {args.env_positional}"
+            )
         settings["env"] = args.env_positional
     settings |= {name: parse(name, value, f"--{name.replace('_', '-')} {value}") for name, value in given.items()}
     settings |= dict(parse_assignment(text) for text in args.assignments)

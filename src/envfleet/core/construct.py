@@ -269,7 +269,7 @@ def _ray_options(backend: str | Backend, given: dict[str, Any]) -> RayOptions | 
     if backend == "ray":
         return RayOptions(**given)
     if given:
-        raise BadArgument(f"{', '.join(given)} only go with backend='ray', not {backend!r}")
+        raise BadArgument(f"{', '.join(given)} can be given only with backend='ray', not {backend!r}")
     return None
 
 

@@ -15,7 +15,7 @@ from envfleet.errors import BadArgument, SlotBusy, SpacesDiffer
 from envfleet.slots.layout import same_rows
 
 
-def join(fleets: Sequence[Fleet]) -> Fleet:
+def join(fleets: Sequence[Fleet] | Fleet) -> Fleet:
     """One fleet over the backends of several idle ones, which must have equal spaces.
 
     The slots are numbered through: with 4 slots in the first fleet, slot 0 of the second is slot 4. The joined fleet begins anew: reset it
@@ -35,7 +35,7 @@ def join(fleets: Sequence[Fleet]) -> Fleet:
         joined, 3 workers, 6 slots: serial (slots 0 to 1, 1 worker), pipe (slots 2 to 5, 2 workers)
         (6, 4)
     """
-    fleets = list(fleets)
+    fleets = [fleets] if isinstance(fleets, Fleet) else list(fleets)
     _check(fleets)
     for fleet in fleets:
         if fleet._optioned:  # of a reset that was interrupted

@@ -203,6 +203,7 @@ class Supervisor:
         table = self.table
         for slot in np.flatnonzero(self.backend.worker_of == worker).tolist():
             if self.quarantined[slot]:
+                self.num_losses[slot] += 1  # a call to it was made meanwhile, and will not be answered
                 continue
             is_out = table.is_out(slot)
             fault = self._record(slot, "lost", "init", f"the worker process {why}", is_out, True)

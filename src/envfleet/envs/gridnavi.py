@@ -58,6 +58,8 @@ class GridNavi(HasTask, gym.Env[NDArray[np.float32], np.int64]):
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Walk one cell; the walls hold."""
+        if not 0 <= action < len(_MOVES):
+            raise BadArgument(f"action {action} is not in {self.action_space}")
         self._at = np.clip(self._at + _MOVES[int(action)], 0, self.size - 1)
         self._time += 1
         found = self._at[0] == self.task[0] and self._at[1] == self.task[1]

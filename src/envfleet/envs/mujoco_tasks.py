@@ -100,7 +100,7 @@ class HalfCheetahDir(RewardTask):
 def direction_tasks(directions: Literal["uniform", "forward-backward"] | int) -> TaskSpace:
     """The tasks of AntDir."""
     if directions == "uniform":
-        return TaskSampler(_angle, _is_number, vector=_heading)
+        return TaskSampler(_angle_in_radians, _is_number, vector=_heading)
     if directions == "forward-backward":
         return TaskList([0.0, math.pi], vector=_heading)
     if isinstance(directions, int) and not isinstance(directions, bool) and directions > 0:
@@ -110,7 +110,7 @@ def direction_tasks(directions: Literal["uniform", "forward-backward"] | int) ->
 
 def goal_tasks() -> TaskSpace:
     """The tasks of AntGoal."""
-    return TaskSampler(_in_disc, _is_in_disc, vector=np.asarray)
+    return TaskSampler(_point_in_disc, _is_in_disc, vector=np.asarray)
 
 
 def speed_tasks(max_speed: float) -> TaskSpace:
@@ -131,7 +131,7 @@ def _is_number(task: Any) -> bool:
     return isinstance(task, (int, float, np.number)) and not isinstance(task, bool) and math.isfinite(task)
 
 
-def _angle(rng: np.random.Generator) -> float:
+def _angle_in_radians(rng: np.random.Generator) -> float:
     return float(rng.uniform(0.0, 2.0 * math.pi))
 
 
@@ -143,7 +143,7 @@ def _is_pair(task: Any) -> bool:
     return isinstance(task, (list, tuple, np.ndarray)) and len(task) == 2 and all(_is_number(value) for value in task)
 
 
-def _in_disc(rng: np.random.Generator) -> tuple[float, float]:
+def _point_in_disc(rng: np.random.Generator) -> tuple[float, float]:
     angle, far = float(rng.uniform(0.0, 2.0 * math.pi)), 3.0 * math.sqrt(float(rng.uniform()))
     return far * math.cos(angle), far * math.sin(angle)
 

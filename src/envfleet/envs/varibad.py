@@ -77,7 +77,7 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         self._nothing = np.zeros(self._size, np.float32)
         self._returns = np.full(episodes_per_task, np.nan)
         self._options: dict[str, Any] | None = None  # of the outer episode, for its inner ones
-        self._number, self._begins = 0, True  # the inner episode, and whether it has no step yet
+        self._number, self._begins = -1, True  # the inner episode (-1: there was no reset), and whether it has no step yet
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, task: Any = None
@@ -104,6 +104,8 @@ class VariBadWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step of the running inner episode; at its end the next one begins, with the same task."""
+        if self._number < 0:
+            raise BadArgument("step() before reset(): reset the environment first")
         obs, reward, terminated, truncated, info = self.env.step(action)
         so_far = 0.0 if self._begins else self._returns[self._number]
         self._returns[self._number], self._begins = so_far + float(reward), False

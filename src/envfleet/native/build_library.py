@@ -79,6 +79,8 @@ def build_library(source: str | Path, out: str | Path | None = None, kind: str =
         raise BadArgument(f"{str(out)!r} is the source: give another name for the library")
     if out.is_dir():
         raise BadArgument(f"{str(out)!r} is a folder: give the name of the library too")
+    if not out.parent.is_dir():
+        raise BadArgument(f"there is no folder {str(out.parent)!r} for the library: make it first")
     made = out.with_name(f".{out.name}.{os.getpid()}.part")
     words = [*compiler(), *FLAGS, *_MORE[kind], f"-I{Path(__file__).parent}", str(source), "-o", str(made)]
     try:

@@ -183,7 +183,8 @@ def _loaded(path: str, *version: int) -> dict[str, Entry]:
         library = _opened(path)
         lookup = library.envfleet_env
     except (OSError, AttributeError) as error:
-        raise BadArgument(f"{path!r} is not a library of native environments: {error}") from error
+        why = error if isinstance(error, OSError) else "ENVFLEET_ENV(YourStruct) is missing at the end of its source"
+        raise BadArgument(f"{path!r} is not a library of native environments: {why}") from error
     lookup.restype, lookup.argtypes = ctypes.POINTER(EnvTable), (ctypes.c_int64,)
     build = "" if path == _own_path() else f" of {os.path.basename(path)}, version {_digest(path)}"
     found: dict[str, Entry] = {}

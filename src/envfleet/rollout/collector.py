@@ -88,8 +88,8 @@ class Collector:
         if policy is None and not random_actions:
             raise BadArgument("give a policy, or random_actions=True")
         for name, value in (("max_steps", max_steps), ("at_least", at_least), ("max_ahead", max_ahead)):
-            if value is not None and value < 1:
-                raise BadArgument(f"{name}={value}: give 1 or more")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+                raise BadArgument(f"{name}={value!r}: give a whole number from 1 up")
         self.fleet = fleet
         self.seed = seed
         self.ledger = Ledger()

@@ -10,7 +10,8 @@ from envfleet.util.text import number
 
 Points = Sequence[tuple[float, float]]
 
-COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+#: As many as there are lines in a chart of a report.
+COLOURS = "#2563eb #dc2626 #059669 #d97706 #7c3aed #0891b2 #be185d #4d7c0f #111827 #92400e #9ca3af #f472b6".split()  # noqa: SIM905
 _MOST_POINTS = 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 32, 44
 

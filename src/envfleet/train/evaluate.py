@@ -140,6 +140,8 @@ class Evaluator:
         rng), the policies play one side: the agents of one policy, or one agent where all share a policy. The side
         changes with every episode. A dict agent → opponent fixes which agents are played by opponents.
         """
+        if isinstance(episodes, bool) or not isinstance(episodes, (int, np.integer)) or episodes < 1:
+            raise BadArgument(f"num_episodes={episodes!r}: give a whole number from 1 up")
         played: list[Played] = []
         self._inner: list[list[float]] = []
         for fleet in self._fleets:

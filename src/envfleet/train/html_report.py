@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from envfleet.errors import BadArgument
@@ -60,7 +61,7 @@ def write_report(folder: str | Path, about: dict[str, Any] | None = None, path: 
     title = f"PPO on {config.get('env', '')}"
     parts = [_table(_facts(rows) | {"Fleet": about.get("plan", "–")})]
     curves = [_adaptation({"": rows}), *(_family(rows, prefix, *words) for prefix, words in _FAMILIES.items())]
-    curves += [_curve({"": rows}, name, *words) for name, words in (_CURVES | _by_name(rows)).items()]
+    curves += [_curve({"": rows}, name, *words) for name, words in (_CURVES | _by_name(rows, config)).items()]
     parts.append(f'<h2>Curves</h2><div class="plots">{"".join(curves)}</div>')
     parts.append("<h2>Where the time went</h2>" + _table(about.get("throughput", {})))
     parts.append("<h2>Faults</h2>" + _faults(about.get("faults", [])))
@@ -120,10 +121,11 @@ def _short_names(folders: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(last if len(set(last)) == len(last) else map(str, folders), folders))
 
 
-def _by_name(rows: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+def _by_name(rows: list[dict[str, Any]], config: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Curves of the returns of every agent, environment or task where there are several."""
     names = sorted({name for row in rows for name in row if name.startswith("return/")})
-    return {name: (f"Return of {name.removeprefix('return/')}", "return") for name in names[:12] if len(names) > 1}
+    kind = "task " if config.get("env_type") == "meta" else ""
+    return {name: (f"Return of {kind}{name.removeprefix('return/')}", "return") for name in names[:12] if len(names) > 1}
 
 
 def _facts(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -159,17 +161,23 @@ def _family(rows: list[dict[str, Any]], prefix: str, title: str, y_name: str) ->
 
 
 def _adaptation(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """How the return rises from inner episode to inner episode, as last seen. Runs are compared by evaluation only if all of them have it."""
-    last: dict[str, dict[str, Any]] = {}
-    for prefix, where in (("eval/inner_return/", "evaluation"), ("inner_return/", "training")):
-        last = {run: next((row for row in reversed(rows) if f"{prefix}2" in row), {}) for run, rows in runs.items()}
+    """How the return rises from inner episode to inner episode, in the last evaluation, if all runs have one, else in training."""
+    last: dict[str, list[dict[str, Any]]] = {}
+    # One update may have few episodes. The last fifth of a run: its beginning is another agent.
+    for prefix, where, most in (("eval/inner_return/", "evaluation", 1), ("inner_return/", "training", 10)):
+        seen = {run: [row for row in rows if f"{prefix}2" in row] for run, rows in runs.items()}
+        last = {run: rows[-max(1, min(most, len(rows) // 5)) :] for run, rows in seen.items()}
         if where == "training" or all(last.values()):
             break
     series = {
-        run: [(float(name.rpartition("/")[2]), float(row[name])) for name in row if name.startswith(prefix)]
-        for run, row in last.items()
+        run: sorted(
+            (float(name.rpartition("/")[2]), fmean(row[name] for row in rows if name in row))
+            for name in {name for row in rows for name in row if name.startswith(prefix)}
+        )
+        for run, rows in last.items()
     }
-    return line_chart(series, f"Adaptation to a task, in {where}", "inner episode", "mean return", x_low=1.0)
+    more = ", last updates" if most > 1 else ""
+    return line_chart(series, f"Adaptation to a task, in {where}{more}", "inner episode", "mean return", x_low=1.0)
 
 
 def _faults(faults: list[str]) -> str:

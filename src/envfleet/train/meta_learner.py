@@ -17,11 +17,12 @@ import numpy as np
 from envfleet.adapters.fleet_view import SingleAgentView
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BadArgument, LedgerWarning, RolloutError
+from envfleet.errors import BadArgument, LedgerWarning, RolloutError, SpacesDiffer
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.segments.segment import RaggedSegment
 from envfleet.rollout.sequence_replay import SequenceReplay
+from envfleet.slots.layout import same_rows
 from envfleet.train.build import choose_device, env_list, factory_of
 from envfleet.train.checkpoint import plain, read, write
 from envfleet.train.config import PPOConfig
@@ -29,6 +30,7 @@ from envfleet.train.evaluate import Evaluation, Evaluator
 from envfleet.train.settings import settings_from_mapping, yaml_sections
 from envfleet.train.task_training import Tasks, tasks_of
 from envfleet.train.team_learner import TeamLearner
+from envfleet.util.text import short
 
 _COUNTS = ("num_env_steps", "num_lost_rollouts", "num_iterations", "_learned_steps", "_ticket")  # what a file of a learner has
 
@@ -137,9 +139,9 @@ class Learner:
         them, which knows the results of the tickets before the last 2N, of N workers. A rollout whose environment fails in every
         attempt is left out and counted in `num_lost_rollouts`; the first time there is a warning.
         """
-        if num_rollouts < 1:
-            raise BadArgument(f"num_rollouts={num_rollouts}: give 1 or more")
-        fleet = self._single() if parallel_env is None else parallel_env.fleet
+        if isinstance(num_rollouts, bool) or not isinstance(num_rollouts, (int, np.integer)) or num_rollouts < 1:
+            raise BadArgument(f"num_rollouts={num_rollouts!r}: give a whole number from 1 up")
+        fleet = self._single() if parallel_env is None else self._fleet_of(parallel_env)
         # Made for this call: nothing here may keep the workers of a `parallel_env` that the caller drops.
         collector = Collector(
             fleet,
@@ -182,6 +184,18 @@ class Learner:
         if self._own is None:
             self._own = make(factory_of(self._env, self.config), 1, backend="serial", on_end="wait")
         return self._own
+
+    def _fleet_of(self, parallel_env: Any) -> Fleet:
+        fleet, own = getattr(parallel_env, "fleet", None), self._single().layout
+        if not isinstance(fleet, Fleet):
+            raise BadArgument(f"parallel_env={short(parallel_env)}: give what make_parallel_env or ParallelEnvManager gives")
+        for name, mine in {"observation": own.observation_space, "action": own.action_space, **own.columns}.items():
+            given = fleet.layout
+            theirs = {"observation": given.observation_space, "action": given.action_space, **given.columns}.get(name, mine)
+            if not same_rows(mine, theirs):  # of another family, or with another number of inner episodes
+                what = f"{name}: parallel_env has {theirs}, this learner has {mine}"
+                raise SpacesDiffer(f"{what}; give both the same family, episodes_per_task and oracle")
+        return fleet
 
     def _policy(self, fleet: Fleet) -> Any:
         (only,) = self.agent(fleet).policies.values()

@@ -127,7 +127,7 @@ def yaml_sections(path: str | Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as error:
-        raise BadArgument(f"{path} is not valid YAML: {error}") from error
+        raise BadArgument(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise BadArgument(f"{path}: sections env and train are needed, with settings below them")
     return content

@@ -41,6 +41,14 @@ class TaskBoard:
         while len(self._returns) > MAX_TASKS:
             del self._returns[next(iter(self._returns))]
 
+    def state(self) -> dict[str, list[float]]:
+        """The returns that are kept, for a checkpoint."""
+        return {name: list(returns) for name, returns in self._returns.items()}
+
+    def load(self, state: dict[str, list[float]]) -> None:
+        """Take over what `state` gave."""
+        self._returns = {name: deque(returns, maxlen=NUM_EPISODES) for name, returns in state.items()}
+
     def means(self) -> dict[str, float]:
         """All tasks that are kept, the best first."""
         found = {name: float(np.mean(returns)) for name, returns in self._returns.items()}

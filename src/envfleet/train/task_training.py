@@ -47,7 +47,7 @@ class Tasks:
 
 def tasks_of(config: PPOConfig, env: Any) -> Tasks:
     """What a config with `env_type="meta"` says. One environment is built here to see its tasks, and closed."""
-    probe = factory_of(env, config)()
+    probe = _probe(config, env)
     try:
         space = probe.get_wrapper_attr("task_space")
         train, held_out = split_tasks(probe, config.num_train_tasks, config.num_eval_tasks, config.seed)
@@ -62,7 +62,7 @@ def tasks_of(config: PPOConfig, env: Any) -> Tasks:
 def steps_for_rollouts(config: PPOConfig, env: Any) -> int:
     """`num_steps` for `num_rollouts_per_iter`: as many outer episodes of every slot as it takes."""
     assert config.num_rollouts_per_iter is not None
-    probe = factory_of(env, config)()
+    probe = _probe(config, env)
     try:
         horizon = getattr(probe.unwrapped, "horizon", None) or getattr(getattr(probe, "spec", None), "max_episode_steps", None)
         horizon = horizon or _attribute(probe, "_max_episode_steps")
@@ -71,6 +71,13 @@ def steps_for_rollouts(config: PPOConfig, env: Any) -> int:
     if horizon is None:
         raise BadArgument("num_rollouts_per_iter: the environment does not say how long its episodes are; give num_steps instead")
     return -(-config.num_rollouts_per_iter // config.num_envs) * config.episodes_per_task * int(horizon)
+
+
+def _probe(config: PPOConfig, env: Any) -> Any:
+    try:
+        return factory_of(env, config)()
+    except TypeError as error:  # keywords that it does not have
+        raise BadArgument(f"{config.env_name} cannot be made (env_kwargs={config.env_kwargs}): {error}") from error
 
 
 def _attribute(env: Any, name: str) -> Any:

@@ -104,8 +104,8 @@ class Live(Lines):
         self._drawn: list[int] = []  # the width of every line on the screen
 
     def note(self, line: str) -> None:
-        """Write it above the box."""
-        self._write(f"{self._back()}{line[: self._columns() - 1]}{_END}")
+        """Write it above the box, whole: the cause of a fault is at its end."""
+        self._write(f"{self._back()}{line}{_END}")
 
     def show(self, status: dict[str, Any]) -> None:
         """Draw, unless it was drawn just now."""

@@ -134,6 +134,8 @@ class PPOTrainer:
         if tasks is None and config.env_type == "meta":
             found = tasks_of(config, self.envs[0])
             tasks, self.eval_tasks = found.source, found.held_out
+        elif tasks is None and (config.oracle or config.curriculum != "uniform" or config.num_train_tasks):
+            raise BadArgument("oracle, curriculum and num_train_tasks need env_type=meta: a family of tasks (docs/tasks.md)")
         self.tasks = tasks
         self.counters = Counters()
         self.device = choose_device(config.device)
@@ -412,6 +414,7 @@ class PPOTrainer:
             "running": self.collector.segment_state() if running else self._began,
             "team": self.learner.state(),
             "tasks": self._task_state(),
+            "board": self.board.state(),
         }
 
     def _task_state(self) -> Any:
@@ -425,6 +428,7 @@ class PPOTrainer:
             self.collector.results.load(state["tasks"])
         elif state["tasks"] is not None and hasattr(self.tasks, "load_state_dict"):
             self.tasks.load_state_dict(state["tasks"])
+        self.board.load(state.get("board", {}))  # checkpoints of earlier versions have none
         self.learner.load(state["team"])
         ended = self.collector.restore_segments(state["running"], self.config.restore)
         self.learner.forget(ended)

@@ -117,24 +117,27 @@ class FragmentCollector:
             )
             for s in shares
         ]
-        if backend in ("serial", "thread"):  # as between processes, workers must not share an object
+        options["init_timeout_s"] = options.get("init_timeout_s", 120.0) * len(shares[0])  # a worker builds so many
+        self._start(parts, {"backend": backend, "step_timeout_s": fragment_timeout_s, **options}, inner)
+        if random_actions:
+            self.policy = RandomPolicy(self.single_action_space)
+
+    def _start(self, parts: list[Any], options: dict[str, Any], inner: dict[str, Any]) -> None:
+        """Make the fleet whose slots are the workers; what a worker could not build, or refused, is raised."""
+        if options["backend"] in ("serial", "thread"):  # as between processes, workers must not share an object
             parts = [pickle.loads(pickled(part, "the environment factory")) for part in parts]
         else:
-            options["num_workers"] = len(shares)
-        options["init_timeout_s"] = options.get("init_timeout_s", 120.0) * len(shares[0])  # a worker builds so many
+            options["num_workers"] = len(parts)
         try:
-            # One slot of this fleet is one worker.
-            self.fleet = make(parts, backend=backend, on_fault="restart", step_timeout_s=fragment_timeout_s, **options)
+            self.fleet = make(parts, on_fault="restart", **options)
             self._begin(inner)
         except BaseException as error:
             if hasattr(self, "fleet"):
                 self.fleet.close()
-            if isinstance(error, FaultError) and error.fault.failure is not None:  # what a worker could not build, or refused
+            if isinstance(error, FaultError) and error.fault.failure is not None:
                 found = self._error(error.fault.slot, error.fault.failure)
                 raise found from found.__cause__
             raise
-        if random_actions:
-            self.policy = RandomPolicy(self.single_action_space)
 
     def _begin(self, inner: dict[str, Any]) -> None:
         """Begin with workers whose environments have the same spaces."""
@@ -320,7 +323,7 @@ def _checked(
     for name, value, choices in zip(("backend", "worker_backend"), backends, (_BACKENDS, ("serial", "native"))):
         if not isinstance(value, str) or value not in choices:
             raise BadArgument(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
-    if not timeout_s > 0:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise BadArgument(f"fragment_timeout_s={timeout_s!r}: give seconds above 0")
     for name in sorted({"on_end", "step_timeout_s", "reset_timeout_s"} & options.keys()):
         raise BadArgument(f"{name} does not go with whole segments: leave it out (fragment_timeout_s is the limit of a segment)")

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "envfleet.h"
 #include <errno.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -27,6 +28,7 @@ typedef struct Pool {
     Py_ssize_t waiting;           // slots in all of them
     int64_t *left;                // slots that Python has to finish
     Py_ssize_t num_left, num_busy; // num_busy: taken and not yet finished
+    fenv_t rounding;              // of the thread that submitted last: a row must not depend on who steps it
     unsigned changes;             // counts submits, read without the lock by threads that spin
     int stop, num_threads, num_alive, num_asleep;
     pthread_t *threads;
@@ -90,6 +92,7 @@ static int work_some(Pool *pool, int thread) {
     Py_ssize_t count = 0;
     int runs = take(pool, taken, thread);
     if (!runs) return 0;
+    if (thread) fesetenv(&pool->rounding);
     pthread_mutex_unlock(&pool->lock);
     int64_t begin = now_ns();
     for (int i = 0; i < runs; count += taken[i++].count) step_run(pool, taken[i], thread, is_left);
@@ -202,6 +205,7 @@ PyObject *runner_submit(Runner *runner, PyObject *numbers) {
             pool->queue[wrapped(pool->first + pool->num_runs++, runner->num_slots)] = (Run){slots[at], some};
         }
         pool->waiting += count;
+        fegetenv(&pool->rounding);
         __atomic_add_fetch(&pool->changes, 1, __ATOMIC_RELEASE);
         if (pool->num_asleep) pthread_cond_broadcast(&pool->work);
         pthread_mutex_unlock(&pool->lock);

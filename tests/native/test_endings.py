@@ -16,7 +16,7 @@ import pytest
 
 import envfleet as ef
 from envfleet.errors import FleetClosed, SlotBusy
-from tests.support.native_probes import NativeCounting, library
+from tests.support.native_probes import NativeCounting, library, probe
 from tests.support.system import child_env
 
 BUSY = functools.partial(NativeCounting, limit=50, busy_us=500)
@@ -192,3 +192,20 @@ def test_a_thread_that_is_left_behind_does_no_harm(how: str, said: list[str]) ->
     words = [sys.executable, "-c", CLOSED_TOO_EARLY, how, library()]
     child = subprocess.run(words, env=child_env(), capture_output=True, text=True, timeout=60)
     assert (child.returncode, child.stdout.split()) == (0, said), child.stderr
+
+
+def test_threads_round_as_their_caller_does() -> None:
+    """Whether numbers near zero become zero is a setting of each thread: a row must not depend on who stepped it."""
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush numbers near zero")
+    try:
+        torch.set_flush_denormal(False)
+        with ef.make(probe("Tiny", busy_us=100), 32, backend="native", num_workers=3) as fleet:
+            fleet.reset(seed=0)
+            for flush in (False, True) * 5:
+                torch.set_flush_denormal(flush)
+                bits = fleet.step([0] * 32).obs.view(np.int64)  # numbers near zero are equal to zero while they are flushed
+                assert (bits == 0).all() if flush else (bits == bits[0]).all() and bits[0] != 0
+    finally:
+        torch.set_flush_denormal(False)

@@ -164,8 +164,27 @@ struct Shifted {
     void step(envfleet::Call &call) { call.obs<int64_t>()[0] = last = call.action<int64_t>()[0]; }
 };
 
+// Numbers near zero: zero where the thread that steps flushes them.
+struct Tiny {
+    int64_t busy_us;
+    static constexpr const char *name = "Tiny";
+    static constexpr envfleet::Option options[] = {{"busy_us", 0}};
+    static void spaces(const double *, envfleet::Spaces &space) {
+        space.obs.box<double>({1}, 0, 1);
+        space.action.discrete(2);
+    }
+    void init(const double *option) { busy_us = (int64_t)option[0]; }
+    void reset(envfleet::Call &call) { call.obs<double>()[0] = 0; }
+    void step(envfleet::Call &call) {
+        work(busy_us);
+        volatile double least = 2.3e-308; // the smallest normal number, nearly
+        call.obs<double>()[0] = least * 0.25;
+    }
+};
+
 } // namespace
 
 ENVFLEET_ENVS(envfleet::Table<Counting>::table, envfleet::Table<Tasked>::table, envfleet::Table<Faulty>::table,
               envfleet::Table<Big>::table, envfleet::Table<Bytes>::table, envfleet::Table<SignedBytes>::table, envfleet::Table<Ints>::table, envfleet::Table<Longs>::table,
-              envfleet::Table<Floats>::table, envfleet::Table<Doubles>::table, envfleet::Table<Indexed>::table, envfleet::Table<Shifted>::table)
+              envfleet::Table<Floats>::table, envfleet::Table<Doubles>::table, envfleet::Table<Indexed>::table, envfleet::Table<Shifted>::table,
+              envfleet::Table<Tiny>::table)

@@ -302,3 +302,9 @@ def test_a_fault_that_ends_a_run_leaves_a_checkpoint(tmp_path):
     with PPOTrainer(dataclasses.replace(config, resume=True, total_steps=32 * (reached + 2))) as again:
         assert again.counters.update == reached
         again.train()
+
+
+@pytest.mark.parametrize("env", [None, 5])
+def test_what_is_no_environment_is_refused_by_name(env):
+    with pytest.raises(BadArgument, match=f"env={env}: give a name"):
+        PPOTrainer(PPOConfig(env=env))

@@ -115,6 +115,8 @@ def resolve_env(name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """
     if callable(name):
         return name
+    if not isinstance(name, str):
+        raise BadArgument(f"env={name!r}: give a name, an id or a callable that builds an environment")
     if name.startswith("native:"):
         return _native(name.removeprefix("native:"))
     name = _short(name)

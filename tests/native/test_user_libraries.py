@@ -353,7 +353,7 @@ def test_the_check_finds_what_breaks_the_contract(tmp_path: Path, capsys: Any) -
 
 def test_the_check_tells_what_is_thrown(capsys: Any) -> None:
     assert main(["native", "check", library(), "--num-episodes", "1"]) == 1
-    assert "Faulty: \n  an episode failed: planted fault in step" in capsys.readouterr().out
+    assert "Faulty: \n  an episode failed: planted fault in step (seed 0)" in capsys.readouterr().out
 
 
 def test_the_check_passes_over_what_only_python_can_make(capsys: Any) -> None:

@@ -255,7 +255,9 @@ def test_a_worker_that_hangs_is_ended_at_the_deadline(tmp_path):
     with FragmentCollector(envs, Frozen(), backend="pipe", num_workers=2, fragment_timeout_s=1.0) as fragments:
         segment = fragments.segment(6)
         assert segment.scored[:, 0].all() and not segment.scored[:, 1].any()
-        assert fragments.fleet.faults[0].kind == "timeout" and fragments.ledger.in_flight == 1
+        (fault,) = fragments.fleet.faults
+        assert fault.kind == "timeout" and fragments.ledger.in_flight == 1
+        assert "last actions: <fragment 1 of 6 steps>" in str(fault)  # and not the bytes of the policy
 
 
 def test_a_worker_that_is_lost_in_a_call_that_fails_is_counted():

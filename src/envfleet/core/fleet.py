@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from envfleet.backends.base import Backend
 from envfleet.core.actions import ActionWriter
 from envfleet.core.arguments import checked_seed, checked_slots, per_slot
 from envfleet.core.batch import Batch, pick
+from envfleet.core.one_thread import interrupts_call, other_caller, wait_for_callers
 from envfleet.core.plan import Plan
 from envfleet.core.slot_table import DONE, KEEP, OUT, SlotTable
 from envfleet.core.snapshot import Snapshot, put_back, take
@@ -37,7 +39,7 @@ _NO_SLOTS = np.zeros(0, np.int64)
 class Fleet:
     """Many environments, stepped all together or some at a time.
 
-    Made by `envfleet.make`. Not thread-safe: one thread drives a fleet.
+    Made by `envfleet.make`. One thread at a time drives it; a call while another thread is in one is refused. Any thread may `close` it.
 
     Every call has one meaning and up to two code paths. The slow path checks everything. The fast path saves about 2 µs of
     the parent's time between two batches; it is used while `SlotTable.plain` says that nothing has to be checked.
@@ -76,6 +78,8 @@ class Fleet:
         self._last_slots: Slots = _NO_SLOTS  # of the last batch, until the next send; `_all` itself for all slots
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
+        self._closing = threading.Lock()  # one thread closes
+        self._close_due = False  # a signal handler closed it in the middle of a call, which then does it
         self._joined = False  # another fleet has the backend now: see `joining`
         self._inside = False  # a call runs, or an exception interrupted the last one: see `_do`
         self._optioned: set[int] = set()  # slots that were given options for a reset that has not been sent yet
@@ -205,7 +209,7 @@ class Fleet:
 
     def _is_plain(self) -> bool:
         """Whether the fast path may be used. The process id is checked each time, because this may be a forked child."""
-        return self._table.plain and not self._inside and os.getpid() == self.plan.pid
+        return self._table.plain and not self._inside and not self._closed and os.getpid() == self.plan.pid
 
     def _recv_plain(self, at_least: int | None) -> Slots | None:
         """Slots that are finished, once there are enough; None: use the slow path."""
@@ -236,6 +240,7 @@ class Fleet:
         self._backend.check()
         self._refuse_closed()
         if self._inside:
+            self._refuse_other_threads()
             self._table.plain = False
             self._last_slots = _NO_SLOTS
             self._backend.settle()
@@ -243,8 +248,11 @@ class Fleet:
         self._inside = True
         try:
             result = call(*args)
-        except FleetError:  # refused, or a fault that was raised: nothing was interrupted
-            self._inside = False
+        except Exception as error:
+            if isinstance(error, FleetError):  # refused, or a fault that was raised: nothing was interrupted
+                self._inside = False
+            if self._closed:  # meanwhile, by another thread or a signal handler
+                self._refuse_closed()
             raise
         self._inside = False
         return result
@@ -335,6 +343,8 @@ class Fleet:
         deadline = backend.now() + (_FOREVER if timeout_s is None else timeout_s)
         looked = False
         while True:
+            if self._closed:  # meanwhile, by another thread or a signal handler
+                raise FleetClosed
             supervisor.take()
             state = self._table.meet()[wanted]
             missing = need - int(np.count_nonzero(state == DONE))
@@ -513,6 +523,7 @@ class Fleet:
         for all (any other value). A task stays until replaced. `seeds`: one int or None per slot, used once.
         """
         if self._inside:
+            self._refuse_other_threads()
             self._backend.settle()  # a call was interrupted: only now is it certain which slots are out
         self._assign(slots, tasks, seeds, now=False)
 
@@ -652,6 +663,8 @@ class Fleet:
         # Wait for all answers, also if a worker is lost: a remaining answer would be taken for that of the next call.
         results: dict[int, Any] = {}
         while watch.waiting:
+            if self._closed:
+                raise FleetClosed
             answers = self._backend.replies(self._supervisor.next_look_s())
             # An answer of another slot belongs to a call that was interrupted.
             results.update((slot, answer) for slot, answer in answers.items() if slot in watch.waiting)
@@ -671,17 +684,26 @@ class Fleet:
     def close(self, timeout_s: float = 4.0) -> None:
         """End everything: envs are asked to close, and workers that do not end within `timeout_s` are killed. Idempotent.
 
-        What went wrong in closing is in `faults` and in one warning; it is never raised.
+        What went wrong in closing is in `faults` and in one warning; it is never raised. From any thread, and from a signal handler:
+        a call that runs meanwhile raises FleetClosed, and the end of one that a signal handler interrupted is the end of the fleet.
         """
-        self._closed, self._table.plain = True, False
+        self._closed = True
         if not self._finalizer.alive or os.getpid() != self.plan.pid:
             return
-        problems = self._backend.close(timeout_s)
-        self._finalizer.detach()  # not before: a close that was interrupted can be called again
+        self._close_due = interrupts_call(self)
+        if not self._close_due:
+            self._end(timeout_s)
+
+    def _end(self, timeout_s: float) -> None:
+        """What `close` does."""
+        with self._closing:
+            wait_for_callers(self, timeout_s)
+            problems = self._backend.close(timeout_s) if self._finalizer.alive else ()
+            self._finalizer.detach()  # not before: a close that was interrupted can be called again
         faults = [self._supervisor.note_close(slot, problem) for slot, problem in problems]
         late = [fault for fault in faults if fault.phase == "close" or fault.kind == "timeout"]
         if late:
-            warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=2)
+            warnings.warn("while closing: " + "; ".join(str(fault) for fault in late), RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Self:
         return self
@@ -705,12 +727,19 @@ class Fleet:
     def _refuse_closed(self) -> None:
         if self._joined:
             raise FleetClosed("this fleet was joined with others and on its own", "use the fleet that envfleet.join gave")
-        if self._closed:
-            raise FleetClosed
         if os.getpid() != self.plan.pid:
             raise FleetClosed("a fleet of the process this one was forked from")
+        if self._closed:
+            if self._close_due:  # a signal handler closed it in the middle of a call
+                self._close_due = False
+                self._end(4.0)
+            raise FleetClosed
         if self._backend.is_broken:
             raise self._backend.broken()
+
+    def _refuse_other_threads(self) -> None:
+        if (name := other_caller(self)) is not None:
+            raise FleetError(f"thread {name!r} is in a call of this fleet: use it from one thread at a time")
 
     def _slots(self, slots: Any) -> tuple[Slots, Slots | None]:
         self._refuse_closed()

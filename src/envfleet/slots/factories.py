@@ -264,7 +264,7 @@ def register_packed(blobs: Sequence[bytes]) -> None:
         gym.envs.registration.registry.setdefault(spec.id, spec)
 
 
-def pickled(value: Any, what: str) -> bytes:
+def pickled(value: Any, what: str, hint: str = "Create it inside the callable, or use backend='thread' or 'serial'.") -> bytes:
     """`value` as bytes, or an error that names the part that cannot be pickled.
 
     Example:
@@ -280,10 +280,7 @@ def pickled(value: Any, what: str) -> bytes:
     except Exception as error:
         name = getattr(value, "__qualname__", None) or repr(value)
         culprit = _culprit(value) or "one of its parts"
-        raise NotPicklable(
-            f"{what} {name} cannot be sent to a worker: {culprit} cannot be pickled ({error}). "
-            "Create it inside the callable, or use backend='thread' or 'serial'."
-        ) from error
+        raise NotPicklable(f"{what} {name} cannot be sent to a worker: {culprit} cannot be pickled ({error}). {hint}") from error
 
 
 def _culprit(value: Any, path: str = "", depth: int = 0) -> str | None:

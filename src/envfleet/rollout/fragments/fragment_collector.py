@@ -158,7 +158,8 @@ class FragmentCollector:
         """The next `num_steps` steps of every slot as [T, B] arrays; episodes go on from segment to segment."""
         if isinstance(num_steps, bool) or not isinstance(num_steps, (int, np.integer)) or num_steps < 1:
             raise BadArgument(f"num_steps={num_steps!r}: give a whole number from 1 up")
-        blob, began = pickled(checked_policy(self.policy), "the policy"), time.perf_counter()
+        hint = "The policy acts in the workers: create it at the first call, or use Collector, whose policy stays here."
+        blob, began = pickled(checked_policy(self.policy), "the policy", hint), time.perf_counter()
         if self._is_open:
             for worker in self.workers:
                 worker.begin_anew()

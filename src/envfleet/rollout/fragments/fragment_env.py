@@ -33,6 +33,9 @@ class Order(NamedTuple):
     process: bytes  # the process whose last fragment the parent has,
     num_faults: int  # and how many of its faults
 
+    def __repr__(self) -> str:  # in faults, where the bytes of a policy would hide everything else
+        return f"<fragment {self.number} of {self.num_steps} steps>"
+
 
 class Left(NamedTuple):
     """The slots as a fragment left them."""

@@ -194,7 +194,9 @@ class FailsOnce(GridNavi):
 
 def test_a_learner_keeps_what_was_collected_before_a_fault_and_goes_on():
     FailsOnce.episodes = 0
-    learner = ef.Learner({"env": {"env_type": "meta", "env_name": "gridnavi"}, "train": {"total_steps": 100}})
+    learner = ef.Learner(
+        {"env": {"env_type": "meta", "env_name": "gridnavi", "episodes_per_task": 1}, "train": {"total_steps": 100}}
+    )
     with ef.make_parallel_env(FailsOnce, backend="serial") as penv:
         with pytest.raises(ef.errors.EnvFailed):
             learner.collect_rollouts_parallel(8, random_actions=True, parallel_env=penv)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -165,3 +169,27 @@ def test_threads_that_close_at_once_close_once() -> None:
     for thread in threads:
         thread.join(30)
     assert not any(thread.is_alive() for thread in threads) and not errors
+
+
+AT_EXIT = """
+import atexit, sys
+from tests.faults.test_other_threads import Driver, Waiting, _step
+from tests.support.ways import starter
+
+if __name__ == "__main__":
+    driver = Driver(None, _step)
+    atexit.register(lambda: (driver.join(30), print(type(driver.error).__name__)))  # registered first: runs last
+    driver.fleet = starter(sys.argv[1])(Waiting, 4, 2)
+    driver.fleet.reset(seed=0)
+    driver.start()
+    assert driver.some.wait(30)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_daemon_thread_may_be_in_a_call_when_the_interpreter_ends(way: str, tmp_path: Path) -> None:
+    (tmp_path / "at_exit.py").write_text(AT_EXIT)
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ran = subprocess.run([sys.executable, tmp_path / "at_exit.py", way], env=env, capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["FleetClosed"]), ran
+    assert "Traceback" not in ran.stderr, ran.stderr

@@ -86,7 +86,7 @@ class Fleet:
         final_info = backend.info if self.on_end == "wait" else backend.final_info
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
         # The finalizer holds the backend, not the fleet: dropping the last reference closes, and so does exit.
-        self._finalizer = weakref.finalize(self, _close_quietly, backend, os.getpid())
+        self._finalizer = weakref.finalize(self, _close_quietly, weakref.ref(self), backend, os.getpid())
 
     # -- what a fleet is ----------------------------------------------------------------------------------------
 
@@ -719,7 +719,7 @@ class Fleet:
     def _take_back(self) -> None:
         """Undo `_hand_over`."""
         if not self._finalizer.alive:
-            self._finalizer = weakref.finalize(self, _close_quietly, self._backend, self.plan.pid)
+            self._finalizer = weakref.finalize(self, _close_quietly, weakref.ref(self), self._backend, self.plan.pid)
         self._joined = False
 
     # -- checks -------------------------------------------------------------------------------------------------
@@ -753,8 +753,12 @@ class Fleet:
             raise SlotBusy(slots[busy].tolist())
 
 
-def _close_quietly(backend: Backend, pid: int) -> None:
-    """Close a backend whose fleet was dropped."""
+def _close_quietly(dropped: weakref.ref[Fleet], backend: Backend, pid: int) -> None:
+    """Close a backend whose fleet was dropped, or, at the end of the interpreter, is in use by a daemon thread."""
     # A forked child of the user's process inherits this finalizer, but must not end the parent's workers.
     if os.getpid() == pid:
+        fleet = dropped()
+        if fleet is not None:
+            fleet._closed = True
+            wait_for_callers(fleet, 2.0)
         backend.close(2.0)

@@ -251,3 +251,37 @@ def test_the_time_before_a_worker_has_its_place_is_no_silence() -> None:
         backend.placed = True
         assert num_faults_after(1.0) == 0
         assert num_faults_after(5.0) > 0
+
+
+def own_class(step: int) -> type[gym.Env[Any, Any]]:
+    """A class that no worker can import, as those of a script are."""
+
+    class Mine(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1e9, 1e9, (1,))
+        action_space = gym.spaces.Discrete(2)
+        x = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.x = int(self.np_random.integers(5))
+            return np.full(1, self.x, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            self.x += step * int(action)
+            return np.full(1, self.x, np.float32), 0.0, self.x > 20, False, {}
+
+    return Mine
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_environments_of_a_script_can_be_moved(start_method: str, no_leaks: Any) -> None:
+    envs = [own_class(step) for step in range(1, 6)]
+    with ef.make(envs, backend="serial") as one, ef.make(envs, backend="pipe", num_workers=1, start_method=start_method) as many:
+        for fleet in (one, many):
+            fleet.reset(seed=0)
+        for num_workers in (2, 5, 1, 3):
+            many.resize(num_workers)
+            for _ in range(7):
+                left, right = one.step([1] * 5), many.step([1] * 5)
+                assert left.obs.tobytes() == right.obs.tobytes() and left.episode.tolist() == right.episode.tolist()
+        assert many.faults == []

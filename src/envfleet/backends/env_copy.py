@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from gymnasium.utils import EzPickle
 
@@ -60,12 +61,28 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Only what the standard way would treat alike; spaces too, whose `__setstate__` is for old pickles."""
         kind = type(value)
+        if isinstance(value, type) and value in _SENT_BY_VALUE:
+            return class_sent, (_SENT_BY_VALUE[value],)
         own_way = any(getattr(kind, name, None) is not getattr(object, name, None) for name in _PICKLE_METHODS)
         is_space = kind.__module__.startswith("gymnasium.spaces.")
         if (own_way and not is_space) or not kind.__dictoffset__ or not _is_all_python(kind) or any(_slots_of(kind)):
             return NotImplemented
         state = object.__getattribute__(value, "__dict__")
         return copyreg.__newobj__, (kind,), state, None, None, set_attributes  # type: ignore[attr-defined]
+
+
+#: Classes of a script or notebook, which no worker can import: each was sent by value, with a number that is the same in all processes.
+_SENT_BY_VALUE, _SENT = (
+    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS,
+    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID,
+)
+
+
+def class_sent(number: str) -> type:
+    """The class of this number, which came to this process with the factory of an environment."""
+    if number not in _SENT:
+        raise CannotCopy("this process does not know its class, which is not in a module")
+    return _SENT[number]  # type: ignore[no-any-return]
 
 
 _PICKLE_METHODS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
@@ -105,7 +122,15 @@ def difference(one: Any, other: Any) -> str:
 #: Compared by value; whether two of them are one object cannot matter.
 _PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented), range, slice)
 #: Pickled by name: the copy is the very same object.
-_BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, enum.Enum)
+_BY_NAME = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    type(np.random.Generator.random),
+    types.ModuleType,
+    np.ufunc,
+    enum.Enum,
+)
 
 Pairs = Iterator[tuple[str, Any, Any]]
 

@@ -299,6 +299,10 @@ class AioBackend(LocalBackend):
         self._turns.pop(slot, None)
         task.cancel()
 
+    def is_own_thread(self) -> bool:
+        """As on `thread`."""
+        return threading.current_thread() is self._thread or self._pool.is_own_thread()
+
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the envs, end the loop and its threads; name those that do not end."""
         problems: list[tuple[int, Failure | Loss]] = []

@@ -70,6 +70,7 @@ class Backend(abc.ABC):
         self.placings: deque[tuple[int, str]] = deque()
         self.num_stale = 0  # answers of an earlier turn, which were dropped
         self.is_broken = False  # the keeper is gone: nothing works any more but `close`
+        self.is_closing = False  # the fleet was closed: a long wait of a call in another thread ends
         self._call_numbers: dict[int, int] = {}  # slot -> number of its last call
         self._replies: dict[int, Any] = {}  # slot -> the answer to it, until it is asked for
         self.notes: list[str] = []  # what has changed since the plan was made: see `Plan`
@@ -124,6 +125,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """End everything within the time; what went wrong in envs' close, or had to be killed, by slot."""
+
+    def is_own_thread(self) -> bool:
+        """Whether this thread is a worker of this backend, which cannot wait for its own end."""
+        return False
 
     def _next_call(self, slot: int) -> int:
         """A number for a call in a slot. An answer to an earlier call, given up by Ctrl-C or a fault, has another."""

@@ -489,6 +489,10 @@ class JoinedBackend(Backend):
             self._num_notes[p] = len(backend.notes)
         self._number_workers()
 
+    def is_own_thread(self) -> bool:
+        """Of any part."""
+        return any(part.backend.is_own_thread() for part in self.parts)
+
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the parts one after another. Each has what is left of the time, and a little at least."""
         deadline = time.monotonic() + timeout_s

@@ -301,7 +301,12 @@ class ProcessBackend(Backend):
                 self._take(worker)
         if self._keeper is not None and self._keeper.channel.has_message:
             self._hear_keeper()
-        for fd, _ in self._poller.poll(timeout_s * 1000):
+        try:
+            ready = self._poller.poll(timeout_s * 1000)
+        except RuntimeError:  # another thread polls: one of the two closes, while the other could not leave its call in time
+            time.sleep(min(timeout_s, 0.01))
+            return
+        for fd, _ in ready:
             found = self._by_fd.get(fd)
             if found is not None and found.channel is not None and found.channel.fileno() == fd:
                 found.channel.pump()
@@ -537,9 +542,11 @@ class ProcessBackend(Backend):
             self._replies.pop(slot, None)
             asked += worker.alive
             self._message(worker, ToWorker.CALL, slot, number, "call", name, mine, {})
-        while len(answers) < asked and not (self.losses or self.is_broken) and (left := deadline - time.monotonic()) > 0:
+        while len(answers) < asked and not (self.losses or self.is_broken or self.is_closing):
+            if (left := deadline - time.monotonic()) <= 0:
+                break
             # An answer of another slot belongs to a call that was interrupted.
-            answers.update((slot, answer) for slot, answer in self.replies(left).items() if slot in wanted)
+            answers.update((slot, answer) for slot, answer in self.replies(min(left, 0.05)).items() if slot in wanted)
         for slot in slots:
             self._next_call(slot)
         return answers

@@ -13,7 +13,7 @@ import numpy as np
 
 from envfleet.backends.env_copy import try_packed
 from envfleet.backends.worker_handle import WorkerHandle
-from envfleet.errors import BadArgument, FleetError
+from envfleet.errors import BadArgument, FleetClosed, FleetError
 from envfleet.faults.failure import Failure
 from envfleet.workers.protocol import UP, ToWorker
 
@@ -103,6 +103,8 @@ def _wait_for_places(backend: PipeBackend, indices: list[int]) -> None:
             backend.launch(worker)
     while any(worker.alive and not backend.has_place(worker) for worker in wanted) and not backend.is_broken:
         backend.poll(0.05)
+        if backend.is_closing:
+            raise FleetClosed
     if backend.is_broken:
         raise backend.broken()
     for worker in wanted:

@@ -269,6 +269,10 @@ class ThreadBackend(LocalBackend):
             self._closing.append((life.slot, Failure.of(error, "close")))
         pulse.enter(-1, "idle")
 
+    def is_own_thread(self) -> bool:
+        """An env may drop or close its fleet, and so may the garbage collector in any thread."""
+        return threading.current_thread() in [worker.thread for worker in self._workers]
+
     def close(self, timeout_s: float) -> list[tuple[int, Failure | Loss]]:
         """Close the envs in their threads, end the threads; name those that do not end."""
         deadline = time.monotonic() + timeout_s

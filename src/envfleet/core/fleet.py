@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -79,9 +80,9 @@ class Fleet:
         self._handed_out: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._closed = False
         self._closing = threading.Lock()  # one thread closes
-        self._close_due = False  # a signal handler closed it in the middle of a call, which then does it
+        self._close_due = False  # a signal handler closed it in the middle of a call, whose end does it
         self._joined = False  # another fleet has the backend now: see `joining`
-        self._inside = False  # a call runs, or an exception interrupted the last one: see `_do`
+        self._inside: object = None  # set: a call runs, or an exception interrupted the last one: see `_enter`
         self._optioned: set[int] = set()  # slots that were given options for a reset that has not been sent yet
         final_info = backend.info if self.on_end == "wait" else backend.final_info
         self._whole = Batch(self.slab, self._all, backend.info, final_info, copy=False)
@@ -152,25 +153,31 @@ class Fleet:
 
     def step(self, actions: Any, copy: bool = True) -> Batch:
         """Step all slots: `send` to all, `recv` of all."""
-        if self._last_slots is self._all and self._is_plain() and self._writer.write_plain(actions, self._all):
-            return self._step_plain(copy)
+        try:
+            if self._begin_plain(actions, self._all) is not None:
+                return self._step_plain(copy)
+        except Exception:
+            self._tell_closed()
+            raise
+        finally:
+            if self._close_due:
+                self._end_if_due()
         self.send(actions)
         return self.recv(self._all, copy=copy)
 
     def _step_plain(self, copy: bool) -> Batch:
         """The rest of a `step` on the fast path, after the actions are written: one call of the backend."""
-        self._inside = True
         self._table.actions.append((self._all, self._writer.last))
         self._last_slots = _NO_SLOTS
         if not self._backend.round(self._all, 0.02) and (self._backend.has_trouble or self._backend.num_out):
-            self._inside = False
+            self._inside = None
             return self.recv(self._all, copy=copy)
         self._supervisor.look()
         # One batch of views serves every step, but Python objects are not views: a batch holds those it was made with.
         batch = self._batch(self._all, copy) if copy or self.slab.has_mail else self._whole
         self._table.seen[:] = self._table.given
         self._last_slots = self._all
-        self._inside = False
+        self._inside = None
         return batch
 
     def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
@@ -178,16 +185,21 @@ class Fleet:
 
         `actions` are batched as Gymnasium batches them, one per slot in the order of `slots` (default: all).
         """
-        last = self._last_slots
-        same = slots is last or (slots is None and last is self._all)
-        if same and len(last) and self._is_plain() and self._writer.write_plain(actions, last):
-            self._inside = True
-            self._table.actions.append((last, self._writer.last))
-            self._last_slots = _NO_SLOTS
-            self._backend.submit(last)
-            self._inside = False
-        else:
-            self._do(self._send, actions, slots)
+        try:
+            last = self._begin_plain(actions, slots)
+            if last is not None:
+                self._table.actions.append((last, self._writer.last))
+                self._last_slots = _NO_SLOTS
+                self._backend.submit(last)
+                self._inside = None
+                return
+        except Exception:
+            self._tell_closed()
+            raise
+        finally:
+            if self._close_due:
+                self._end_if_due()
+        self._do(self._send, actions, slots)
 
     def recv(
         self,
@@ -201,15 +213,43 @@ class Fleet:
         Rows come in ascending slot order. `copy=False` gives views valid until a slot is sent again. With `timeout_s`,
         RecvTimeout is raised when the time is over; nothing is lost by it.
         """
-        if slots is None and timeout_s is None and self._is_plain():
-            finished = self._recv_plain(at_least)
-            if finished is not None:
-                return self._deliver(finished, copy)
+        try:
+            if slots is None and timeout_s is None and self._enter_plain():
+                finished = self._recv_plain(at_least)
+                if finished is not None:
+                    batch = self._deliver(finished, copy)
+                    self._inside = None
+                    return batch
+        except Exception:
+            self._tell_closed()
+            raise
+        finally:
+            if self._close_due:
+                self._end_if_due()
         return self._do(self._recv, slots, at_least, timeout_s, copy)
 
-    def _is_plain(self) -> bool:
-        """Whether the fast path may be used. The process id is checked each time, because this may be a forked child."""
-        return self._table.plain and not self._inside and not self._closed and os.getpid() == self.plan.pid
+    def _enter_plain(self) -> bool:
+        """Begin a call on the fast path, if it may be used. The process id is checked each time, because this may be a forked child."""
+        if os.getpid() != self.plan.pid:
+            return False
+        # From here to the assignment is one step: CPython changes threads, and runs signal handlers, only at calls and loops.
+        if self._closed or not self._table.plain or self._inside:
+            return False
+        self._inside = True
+        return True
+
+    def _begin_plain(self, actions: Any, slots: Any) -> Slots | None:
+        """Enter for a `send` to the slots that were received last, and write their actions; None: use the slow path."""
+        if not self._enter_plain():
+            return None
+        last, written = self._last_slots, False
+        try:
+            same = slots is last or (slots is None and last is self._all)
+            written = same and len(last) > 0 and self._writer.write_plain(actions, last)
+        finally:
+            if not written:
+                self._inside = None
+        return last if written else None
 
     def _recv_plain(self, at_least: int | None) -> Slots | None:
         """Slots that are finished, once there are enough; None: use the slow path."""
@@ -218,13 +258,13 @@ class Fleet:
         out = int(np.count_nonzero(new))
         need = out if at_least is None else at_least
         if not 1 <= need <= out:
+            self._inside = None
             return None
-        self._inside = True
         finished = int(np.count_nonzero(new & (table.done == table.given)))
         backend.wait(need - finished, self._supervisor.next_look_s())
         got: Slots = (new & (table.done == table.given)).nonzero()[0]
         if backend.has_trouble or len(got) < need:
-            self._inside = False
+            self._inside = None
             return None
         self._supervisor.look()
         return got
@@ -237,25 +277,41 @@ class Fleet:
         An exception may come at any moment: Ctrl-C, or a signal handler of the caller that raises. The numbers in the table
         still say who owns each slot. What is found here may be reported late, but is never wrong.
         """
-        self._backend.check()
-        self._refuse_closed()
-        if self._inside:
+        try:
+            self._refuse_closed()
+            self._enter()
+            try:
+                result = call(*args)
+            except Exception as error:
+                if isinstance(error, FleetError):  # refused, or a fault that was raised: nothing was interrupted
+                    self._inside = None
+                self._tell_closed()
+                raise
+            self._inside = None
+            return result
+        finally:
+            if self._close_due:
+                self._end_if_due()
+
+    def _enter(self) -> None:
+        """Begin a call, unless another thread is in one."""
+        mine = object()
+        while True:
+            inside, self._inside = self._inside, mine  # one step: see `_enter_plain`
+            if inside is None:
+                break
             self._refuse_other_threads()
+            if self._inside is mine:  # else a call of another thread has ended since, and the next may have begun
+                break
+        self._backend.check()
+        if self._backend.is_broken:
+            self._inside = inside
+            raise self._backend.broken()
+        if inside is not None:
             self._table.plain = False
             self._last_slots = _NO_SLOTS
             self._backend.settle()
             self._supervisor.take()
-        self._inside = True
-        try:
-            result = call(*args)
-        except Exception as error:
-            if isinstance(error, FleetError):  # refused, or a fault that was raised: nothing was interrupted
-                self._inside = False
-            if self._closed:  # meanwhile, by another thread or a signal handler
-                self._refuse_closed()
-            raise
-        self._inside = False
-        return result
 
     def _send(self, actions: Any, slots: Any) -> None:
         chosen, order = self._slots(slots)
@@ -369,7 +425,6 @@ class Fleet:
         if not self._table.plain:
             self._look_whether_plain(got)
         self._last_slots = got
-        self._inside = False
         return batch
 
     def _look_whether_plain(self, got: Slots) -> None:
@@ -440,6 +495,8 @@ class Fleet:
         table, part_of = self._table, self._backend.part_of
         while any(table.given[i] != table.done[i] and not part_of(i).has_deadlines for i in chosen.tolist()):
             self._backend.wait(1, 0.1)  # native code cannot be given up: it is waited for
+            if self._closed:
+                raise FleetClosed
         self._supervisor.abandon(chosen.tolist())
         self._last_slots = _NO_SLOTS
         return [fault for fault in self.faults[num_faults:] if fault.slot in chosen]
@@ -458,7 +515,7 @@ class Fleet:
         `seed`: an int gives slot i the seed `seed + i`, a sequence one per slot, None lets each env's own random stream
         continue. `tasks`: see `assign`. `options` reach `env.reset(options=…)` in this reset only.
         """
-        if self._inside:
+        if self._inside is not None:
             self.drop(slots)
         self.send_reset(seed, tasks, slots, options)
         return self.recv(self._all if slots is None else slots)
@@ -522,10 +579,7 @@ class Fleet:
         `tasks`: a list or tuple with one task per slot (KEEP keeps the task of a slot, None removes it), or one task
         for all (any other value). A task stays until replaced. `seeds`: one int or None per slot, used once.
         """
-        if self._inside:
-            self._refuse_other_threads()
-            self._backend.settle()  # a call was interrupted: only now is it certain which slots are out
-        self._assign(slots, tasks, seeds, now=False)
+        self._do(self._assign, slots, tasks, seeds, False)
 
     def _assign(self, slots: Any, tasks: Any, seeds: Any, now: bool) -> None:
         """`assign`. `now`: for a reset that is sent at once."""
@@ -687,12 +741,20 @@ class Fleet:
         What went wrong in closing is in `faults` and in one warning; it is never raised. From any thread, and from a signal handler:
         a call that runs meanwhile raises FleetClosed, and the end of one that a signal handler interrupted is the end of the fleet.
         """
-        self._closed = True
+        self._closed = self._backend.is_closing = True
         if not self._finalizer.alive or os.getpid() != self.plan.pid:
             return
-        self._close_due = interrupts_call(self)
-        if not self._close_due:
+        if interrupts_call(self):
+            self._close_due = True
+        elif self._backend.is_own_thread():
+            threading.Thread(target=self._end, args=(timeout_s,), name="envfleet-close").start()
+        else:
             self._end(timeout_s)
+
+    def _end_if_due(self) -> None:
+        """At the end of a call, whether it gave something or raised."""
+        if os.getpid() == self.plan.pid and not interrupts_call(self):
+            self._end(4.0)
 
     def _end(self, timeout_s: float) -> None:
         """What `close` does."""
@@ -700,6 +762,7 @@ class Fleet:
             wait_for_callers(self, timeout_s)
             problems = self._backend.close(timeout_s) if self._finalizer.alive else ()
             self._finalizer.detach()  # not before: a close that was interrupted can be called again
+            self._close_due = False
         faults = [self._supervisor.note_close(slot, problem) for slot, problem in problems]
         late = [fault for fault in faults if fault.phase == "close" or fault.kind == "timeout"]
         if late:
@@ -730,12 +793,14 @@ class Fleet:
         if os.getpid() != self.plan.pid:
             raise FleetClosed("a fleet of the process this one was forked from")
         if self._closed:
-            if self._close_due:  # a signal handler closed it in the middle of a call
-                self._close_due = False
-                self._end(4.0)
             raise FleetClosed
         if self._backend.is_broken:
             raise self._backend.broken()
+
+    def _tell_closed(self) -> None:
+        """A call that fails because another thread, or a signal handler, has closed the fleet meanwhile tells just this."""
+        if self._closed:
+            self._refuse_closed()
 
     def _refuse_other_threads(self) -> None:
         if (name := other_caller(self)) is not None:
@@ -758,7 +823,11 @@ def _close_quietly(dropped: weakref.ref[Fleet], backend: Backend, pid: int) -> N
     # A forked child of the user's process inherits this finalizer, but must not end the parent's workers.
     if os.getpid() == pid:
         fleet = dropped()
-        if fleet is not None:
-            fleet._closed = True
-            wait_for_callers(fleet, 2.0)
-        backend.close(2.0)
+        with contextlib.nullcontext() if fleet is None else fleet._closing:  # another daemon thread may be closing it
+            if fleet is not None:
+                fleet._closed = backend.is_closing = True
+                wait_for_callers(fleet, 2.0)
+            if backend.is_own_thread():  # the garbage collector runs in any thread
+                threading.Thread(target=backend.close, args=(2.0,), name="envfleet-close").start()
+            else:
+                backend.close(2.0)

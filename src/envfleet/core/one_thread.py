@@ -12,21 +12,24 @@ import time
 from types import FrameType
 
 #: Methods of `Fleet` that every call is in while it may change slots.
-_CALLS = frozenset({"_do", "step", "send", "recv", "assign"})
+_CALLS = frozenset({"_do", "step", "send", "recv"})
 
 
 def other_caller(fleet: object) -> str | None:
-    """The name of another thread that is in a call of this fleet, if there is one."""
+    """The name of another thread that is in a call of this fleet, if there is one. A call that is over and closes the fleet is none."""
     here = threading.get_ident()
     for ident, top in sys._current_frames().items():
-        if ident != here and _leads_to(top, fleet, _CALLS):
+        if ident != here and _innermost(top, fleet, _CALLS | {"_end"}) in _CALLS:
             return next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
     return None
 
 
 def interrupts_call(fleet: object) -> bool:
-    """Whether whoever called `close`, which asks, is a signal handler (or a finalizer) in the middle of another call, or of `close`."""
-    return _leads_to(sys._getframe(2), fleet, _CALLS | {"close"})
+    """Whether the call that asks was made by a signal handler (or a finalizer) in the middle of another call, or of a `close`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is fleet:  # the call that asks, and what it came through
+        frame = frame.f_back
+    return _innermost(frame, fleet, _CALLS | {"close", "_end"}) is not None
 
 
 def wait_for_callers(fleet: object, timeout_s: float) -> None:
@@ -36,10 +39,10 @@ def wait_for_callers(fleet: object, timeout_s: float) -> None:
         time.sleep(0.002)  # a call that waits looks every few milliseconds whether the fleet is closed
 
 
-def _leads_to(frame: FrameType | None, fleet: object, methods: frozenset[str]) -> bool:
-    """Whether a stack goes through one of these methods of the fleet."""
+def _innermost(frame: FrameType | None, fleet: object, methods: frozenset[str]) -> str | None:
+    """Which of these methods of the fleet a stack goes through last."""
     while frame is not None:
         if frame.f_code.co_name in methods and frame.f_locals.get("self") is fleet:
-            return True
+            return frame.f_code.co_name
         frame = frame.f_back
-    return False
+    return None

@@ -84,6 +84,10 @@ class DaemonPool(Executor):
                 if not self._shared.queue.empty():
                     self._start_thread()
 
+    def is_own_thread(self) -> bool:
+        """Whether the caller is a call in this pool."""
+        return threading.current_thread() in self._shared.threads
+
     def shutdown(  # type: ignore[override]
         self, wait: bool = True, *, cancel_futures: bool = False, timeout: float | None = None, timeout_s: float | None = None
     ) -> bool:

@@ -109,7 +109,7 @@ class MissingExtra(FleetError, ImportError):
 class SlotBusy(FleetError):
     """Slots were sent (or reset, or called) while an earlier send had not been received."""
 
-    def __init__(self, slots: Sequence[int], hint: str = "recv() them before sending again") -> None:
+    def __init__(self, slots: Sequence[int], hint: str = "recv() them (in a view: step_wait()) before sending again") -> None:
         self.slots = [int(slot) for slot in slots]
         super().__init__(f"slots {_short(self.slots)} are busy: {hint}")
 
@@ -435,6 +435,10 @@ class TrainingStopped(FleetError):
 
 class LedgerWarning(UserWarning):
     """Fewer episodes were returned than started; the message says how many and why."""
+
+
+class SplitsDifferWarning(UserWarning):
+    """Tasks that one object holds out for evaluation are training tasks of another that works with it."""
 
 
 class DamagedWarning(UserWarning):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 import envfleet as ef
 from envfleet.adapters.meta_envs import make_env, make_parallel_env
-from envfleet.errors import BadArgument
+from envfleet.errors import BadArgument, SplitsDifferWarning
 from envfleet.tasks import LearningProgress
 from envfleet.train import PPOConfig, PPOTrainer
 from envfleet.train.html_report import _adaptation, write_comparison, write_report
@@ -377,6 +378,22 @@ def test_adaptation_in_training_is_the_mean_of_the_last_updates(tmp_path):
     mean = sum(range(50, 60)) / 10
     assert _adaptation({"": made}) == _adaptation({"": [{"inner_return/1": mean, "inner_return/2": -mean}]})
     assert _adaptation({"": made[:8]}) == _adaptation({"": made[7:8]})  # a short run: not its beginning
+
+
+def test_a_learner_warns_of_a_parallel_env_that_holds_out_what_is_trained_on():
+    env = {"env_type": "meta", "env_name": "gridnavi", "episodes_per_task": 2, "num_train_tasks": 15, "num_eval_tasks": 6}
+    learner = ef.Learner({"env": env, "train": {"num_rollouts_per_iter": 2, "seed": 5}})
+    for seed in (5, 6):
+        with ef.make_parallel_env("gridnavi", 2, 1, seed, num_train_tasks=15, num_eval_tasks=6, backend="serial") as penv:
+            assert (penv.eval_tasks == learner.eval_tasks) == (seed == 5)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                learner.collect_rollouts_parallel(2, random_actions=True, parallel_env=penv)
+            said = [str(one.message) for one in found if one.category is SplitsDifferWarning]
+            assert len(said) == (seed == 6) and all("of the 6 tasks" in text and "learner's is 5" in text for text in said)
+            with pytest.raises(BadArgument, match="worker_id=1: give a whole number from 0 to 0"):
+                penv.reset_one(1)
+    learner.close()
 
 
 def test_a_learner_refuses_a_parallel_env_of_other_episodes_and_wrong_numbers():

@@ -153,11 +153,18 @@ def test_pipes_are_answered_in_any_order_and_wrong_orders_are_refused_without_ha
         with pytest.raises(SlotBusy):
             manager.step([1, 1, 1])
         assert len(remotes[1].recv()) == 5
-        with pytest.raises(BadArgument, match=r"call manager.close\(\)"):
-            remotes[1].send(("close", None))
         manager.step_async([1, 1, 1])
         assert [remotes[i].recv()[1] for i in (2, 1, 0)] == [-0.1] * 3
         assert manager.fleet.slab.head["now_length"].tolist() == [1, 2, 1]
+        remotes[1].send(("close", None))
+        with pytest.raises(BadArgument, match="worker 1 was closed"):
+            remotes[1].send(("step", 1))
+        remotes[0].send(("step", 1))
+        assert len(remotes[0].recv()) == 5
+        for remote in remotes:  # as scripts with pipes end
+            remote.send(("close", None))
+        with pytest.raises(FleetClosed):
+            manager.reset()
 
 
 @pytest.mark.parametrize(

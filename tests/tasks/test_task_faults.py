@@ -235,3 +235,21 @@ def test_value_errors_of_episodes_that_a_resumed_run_ended_are_not_those_of_the_
 
     state = SegmentResults(source(), 2).state() | {"error": np.array([[3.0, 4.0], [1.0, 2.0]])}
     assert error(slots=np.array([1])) == [[3.0, 0.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 10.0), ([-1.0, 2.0], [1.0, 3.0])])
+def test_alp_gmm_says_what_it_draws(low, high):
+    """The probabilities of parts of the space are the shares of many draws, also at the bounds, to which draws are moved."""
+    alp = ALPGMM(TaskBox(low, high), fit_every=50, explore=0.2)
+    rng = np.random.default_rng(3)
+    first = alp.probabilities()
+    assert set(first.values()) == {0.125}
+    for ticket in range(300):
+        (task,) = alp.assign([0], rng)
+        near = float(np.ravel(alp._scaled(task))[0])
+        alp.update([TaskResult(ticket, task, ticket * (near > 0.9), 1)])
+    said, draws = alp.probabilities(), np.array([alp._scaled(task) for task in alp.assign([0] * 8000, rng)])
+    assert list(said) == list(first) and max(said.values()) > 0.25
+    for d in range(draws.shape[1]):
+        shares = np.histogram(draws[:, d], np.linspace(0.0, 1.0, 9))[0] / len(draws)
+        assert np.abs(shares - list(said.values())[8 * d : 8 * d + 8]).max() < 0.02

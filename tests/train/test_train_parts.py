@@ -223,3 +223,11 @@ def test_the_demonstration_shows_five_parts_and_writes_a_page(tmp_path, capsys):
     from envfleet.cli.demo import free_folder
 
     assert free_folder(tmp_path / "demo") == tmp_path / "demo-2"  # an earlier demo is not overwritten
+
+
+def test_the_box_has_what_a_curriculum_assigns_the_likeliest_first():
+    chances = {"probability/easy": 0.125, "probability/hard": 0.625, "probability/medium": 0.25}
+    lines = [line for _, line in box({**STATUS, **chances}, [], 79)]
+    assert [line for line in lines if "assigns" in line] == [
+        "│ " + "assigns  hard: 0.625  medium: 0.25  easy: 0.125".ljust(75) + " │"
+    ]

@@ -117,6 +117,8 @@ class ParallelMetaEnv(SingleAgentView):
 
     def reset_one(self, worker_id: int, task: Any = None, seed: int | None = None) -> Any:
         """The first observation of one environment, with a task (default: a training task is drawn)."""
+        if isinstance(worker_id, bool) or not isinstance(worker_id, (int, np.integer)) or not 0 <= worker_id < self.num_envs:
+            raise BadArgument(f"worker_id={worker_id!r}: give a whole number from 0 to {self.num_envs - 1}")
         chosen = self.sample_task() if task is None else task
         out = self.fleet.is_resetting
         if worker_id in np.flatnonzero(out):  # a reset that was interrupted
@@ -214,10 +216,12 @@ class Remote:
 
     Commands: `("reset", {"task": …, "seed": …, "options": …})` gives (obs, info); `("step", action)` gives (obs, reward, terminated, truncated,
     info); `("get_attr", name)`, `("set_attr", (name, value))`, `("call", (name, args, kwargs))`, `("render", None)`, `("get_spaces", None)`.
+    `("close", None)` has no answer; the last one of all workers ends them.
     """
 
-    def __init__(self, fleet: Fleet, slot: int) -> None:
+    def __init__(self, fleet: Fleet, slot: int, closed: set[int]) -> None:
         self._fleet, self._slot = fleet, slot
+        self._closed = closed  # workers that were sent "close"; of all remotes
         self._answer: list[Any] = []  # of a command that is done in `send`
 
     def send(self, message: tuple[str, Any]) -> None:
@@ -225,6 +229,13 @@ class Remote:
         if not isinstance(message, (tuple, list)) or len(message) != 2:
             raise BadArgument(f"send({message!r}): give a pair (command, data), e.g. ('step', action)")
         command, data = message
+        if command == "close":
+            self._closed.add(self._slot)
+            if len(self._closed) == self._fleet.num_envs:
+                self._fleet.close()
+            return
+        if self._slot in self._closed:
+            raise BadArgument(f"worker {self._slot} was closed: nothing can be sent to it")
         if self._is_out or self._answer:
             raise BadArgument(f"worker {self._slot} has an answer that was not received: call recv() first")
         if command == "reset":
@@ -243,8 +254,9 @@ class Remote:
             name, args, kwargs = _parts(command, data, "name, args, kwargs")
             self._answer += self._fleet.call(name, *args, slots=[self._slot], **kwargs)
         else:
-            end = "; to end the workers, call manager.close()" if command == "close" else ""
-            raise BadArgument(f"there is no command {command!r}: reset, step, get_attr, set_attr, call, render, get_spaces{end}")
+            raise BadArgument(
+                f"there is no command {command!r}: reset, step, get_attr, set_attr, call, render, get_spaces, close"
+            )
 
     def _reset(self, data: Any) -> None:
         given = dict(data or {}) if data is None or isinstance(data, Mapping) else {repr(data): data}
@@ -307,7 +319,8 @@ class ParallelEnvManager(SingleAgentView):
         workers = None if backend == "serial" else num_workers or len(fns) or None
         super().__init__(make(fns, backend=backend, num_workers=workers, start_method=start_method, on_end="wait", **options))
         self.num_workers = len(fns)
-        self.remotes = [Remote(self.fleet, slot) for slot in range(len(fns))]
+        closed: set[int] = set()
+        self.remotes = [Remote(self.fleet, slot, closed) for slot in range(len(fns))]
 
     def reset(self, tasks: Sequence[Any] | None = None, seed: int | None = None) -> tuple[Any, list[dict[str, Any]]]:
         """First observations and infos of all; `tasks` has one task per environment, None where it may be any."""

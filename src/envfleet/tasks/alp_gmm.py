@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from envfleet.tasks.task_space import TaskBox
 from envfleet.util.extras import from_extra
 
 Floats = NDArray[np.float64]
+_PARTS = 8  # of a dimension, in `probabilities`
 
 
 class ALPGMM(Curriculum):
@@ -93,6 +95,32 @@ class ALPGMM(Curriculum):
         low, high = self.space.low, self.space.high
         value = np.clip(low + at.reshape(low.shape) * (high - low), low, high)  # rounding may put a bound outside
         return value if low.shape else float(value)
+
+    def probabilities(self) -> dict[str, float]:
+        """How likely the next task is to be in each of a few equal parts of the space, dimension by dimension."""
+        lows, highs = np.ravel(self.space.low), np.ravel(self.space.high)
+        found: dict[str, float] = {}
+        for d, edges in enumerate(np.linspace(lows, highs, _PARTS + 1).T):
+            shares = np.full(_PARTS, 1 / _PARTS)
+            if self.mixture is not None:
+                shares = self.explore * shares + (1.0 - self.explore) * self._mixture_shares(d)
+            name = f"dimension {d} " if len(lows) > 1 else ""
+            found |= {f"{name}{a:.3g} to {b:.3g}": float(share) for a, b, share in zip(edges, edges[1:], shares)}
+        return found
+
+    def _mixture_shares(self, dimension: int) -> Floats:
+        """[part] of the space, of what is drawn from the mixture; what is drawn outside is moved to the bounds."""
+        assert self.mixture is not None
+        mean, cov = self.mixture["mean"], self.mixture["cov"]
+        interest = np.maximum(mean[:, -1], 0.0)
+        weights = interest / interest.sum() if interest.sum() > 0 else np.full(len(mean), 1 / len(mean))
+        deviation = np.sqrt(np.maximum(cov[:, dimension, dimension], 1e-12))
+        inner = [
+            [(1.0 + math.erf((k / _PARTS - m) / (s * math.sqrt(2.0)))) / 2.0 for m, s in zip(mean[:, dimension], deviation)]
+            for k in range(1, _PARTS)
+        ]
+        below = np.array([[0.0] * len(mean), *inner, [1.0] * len(mean)])
+        return np.asarray(np.diff(below @ weights))
 
     def state_dict(self) -> dict[str, Any]:
         """Results and the mixture."""

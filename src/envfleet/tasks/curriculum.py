@@ -56,7 +56,7 @@ class Curriculum(abc.ABC):
         """Take results, in the order of their tickets."""
 
     def probabilities(self) -> dict[str, float]:
-        """How likely each task is to be assigned now, for logs; {} where tasks are not a list."""
+        """How likely each task is to be assigned now, for logs; of continuous tasks, parts of the space. {} where it is not known."""
         return {}
 
     def trains_on(self, task: Any) -> bool:

@@ -17,11 +17,12 @@ import numpy as np
 from envfleet.adapters.fleet_view import SingleAgentView
 from envfleet.core.construct import make
 from envfleet.core.fleet import Fleet
-from envfleet.errors import BadArgument, LedgerWarning, RolloutError, SpacesDiffer
+from envfleet.errors import BadArgument, LedgerWarning, RolloutError, SpacesDiffer, SplitsDifferWarning
 from envfleet.rollout.collector import Collector
 from envfleet.rollout.episodes.episode import Rollout, Rollouts
 from envfleet.rollout.segments.segment import RaggedSegment
 from envfleet.rollout.sequence_replay import SequenceReplay
+from envfleet.slots.factories import pickled
 from envfleet.slots.layout import same_rows
 from envfleet.train.build import choose_device, env_list, factory_of
 from envfleet.train.checkpoint import plain, read, write
@@ -195,7 +196,20 @@ class Learner:
             if not same_rows(mine, theirs):  # of another family, or with another number of inner episodes
                 what = f"{name}: parallel_env has {theirs}, this learner has {mine}"
                 raise SpacesDiffer(f"{what}; give both the same family, episodes_per_task and oracle")
+        self._warn_of_other_splits(parallel_env)
         return fleet
+
+    def _warn_of_other_splits(self, parallel_env: SingleAgentView) -> None:
+        """The learner sends its own tasks. Whoever evaluates on those that `parallel_env` holds out must not be misled."""
+        held_out = {pickled(task, "the task") for task in getattr(parallel_env, "eval_tasks", ())}
+        shared = held_out & {pickled(task, "the task") for task in (self.train_tasks if held_out else ())}
+        if shared:
+            warnings.warn(
+                f"{len(shared)} of the {len(held_out)} tasks that parallel_env holds out are training tasks of this learner: give both the "
+                f"same seed (the learner's is {self.config.seed}), num_train_tasks and num_eval_tasks",
+                SplitsDifferWarning,
+                stacklevel=4,
+            )
 
     def _policy(self, fleet: Fleet) -> Any:
         (only,) = self.agent(fleet).policies.values()

@@ -169,6 +169,9 @@ def box(s: dict[str, Any], returns: Sequence[float], width: int) -> list[tuple[s
         for label, prefix in (("inner", "inner_return/"), ("tasks", "return/"), ("tasks", "task_return/"))
         if _has(s, prefix)
     ]
+    chances = {name.removeprefix("probability/"): s[name] for name in s if name.startswith("probability/")}
+    if chances:  # of the tasks that a curriculum chooses, the likeliest first
+        more.append(f"{'assigns':<8} {_named(dict(sorted(chances.items(), key=lambda item: -item[1])))}")
     # Of many tasks: the quantiles above, and a few with their names.
     more += [f"{label:<8} {_named(s[name])}" for label, name in (("best", "best_tasks"), ("worst", "worst_tasks")) if name in s]
     title = f"╭─ PPO · {s.get('env', '')} "[: width - 1]

@@ -29,6 +29,7 @@ pytest.importorskip("ray", reason="pip install 'envfleet[ray]'")
         ({"spawn_timeout_s": 0}, "seconds above 0"),
         ({"start_method": "fork"}, "actors of their own"),
         ({"ray_address": "local"}, "would start a cluster"),
+        ({"ray_address": "127.0.0.1:1"}, "nobody listens there .*refused"),
         ({}, "ray.init"),
     ],
 )

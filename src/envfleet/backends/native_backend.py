@@ -53,7 +53,7 @@ class NativeBackend(SerialBackend):
             if self.native_only and life.env is not None and not isinstance(getattr(life.env, "unwrapped", None), NativeEnv):
                 raise BadArgument(
                     f"backend 'native' steps environments written in C or C++, and slot {life.slot} has {life.env}: "
-                    "use backend='auto', or write it in C++, without wrappers in Python (inner episodes of a task are one): docs/native.md"
+                    "use backend='auto', or write it in C++. Wrappers in Python cannot be native, and families with inner episodes have one: docs/native.md"
                 )
         return built
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ RayTransport = Literal["stream", "call"]
 #: What Ray itself calls a worker's needs; every other name in `resources` is a custom resource.
 _KNOWN = ("num_cpus", "num_gpus", "memory", "accelerator_type", "label_selector", "runtime_env")
 _STRATEGIES = ("SPREAD", "DEFAULT")
+#: How long a cluster may take to accept a connection.
+_KNOCK_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +96,31 @@ class RayOptions:
             )
         if self.ray_address == "local":
             raise BadArgument("ray_address='local' would start a cluster: do that yourself, with ray.init(address='local')")
+        _knock(self.ray_address)
         try:
             ray.init(address=self.ray_address, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise BadArgument(f"there is no Ray cluster at ray_address={self.ray_address!r}: {str(error)[:300]}") from error
+            why = f"there is no Ray cluster at ray_address={self.ray_address!r}"
+            if self.ray_address != "auto":  # somebody has answered
+                why = (
+                    f"ray.init could not connect to the cluster at ray_address={self.ray_address!r}. If it asks for a token, set "
+                    "RAY_AUTH_MODE=token here too (see docs/ray.md). Ray says"
+                )
+            raise BadArgument(f"{why}: {str(error)[:300]}") from error
         return True
+
+
+def _knock(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray would try for two minutes, and cannot be interrupted meanwhile."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in address:  # "auto", or an address of another kind
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    except (OSError, OverflowError) as error:
+        raise BadArgument(
+            f"there is no Ray cluster at ray_address={address!r}: nobody listens there ({error}). `ray status` on its machine says whether it runs"
+        ) from error
 
 
 def _is_group(placement: Any) -> bool:

@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("parquet", "minari"), default="parquet", help="file format")
     add_shared(parser, "seed", default=0)
     add_shared(parser, "backend")
-    add_shared(parser, "ray_address")
+    for name in ("ray_address", "ray_resources", "ray_transport"):
+        add_shared(parser, name)
     add_shared(parser, "num_workers")
     parser.add_argument("--mode", choices=("sync", "async", "overlap"), default="sync", help="how slots are stepped")
     parser.add_argument("--max-steps", type=positive, help="truncate episodes after this many steps")
@@ -92,6 +93,16 @@ class _Counted:
         self.count += 1
 
 
+def _ray_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given for backend ray, as arguments of `make`."""
+    given = {"ray_address": args.ray_address, "transport": args.ray_transport}
+    if args.ray_resources is not None:
+        from envfleet.train.settings import parse
+
+        given["resources"] = parse("ray_resources", args.ray_resources, f"--ray-resources {args.ray_resources}")
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
     from envfleet.core.construct import is_remote, make
     from envfleet.remote.remote_backend import count_sessions
@@ -109,8 +120,7 @@ def _collect(args: argparse.Namespace, writer: Any) -> tuple[Any, Any]:
         raise BadArgument(f"--token-file is for OpenEnv servers, and {env!r} is no address: leave it out, or give an address")
     complete = all(number in writer.ids for number in range(args.num_episodes))
     policy_for = None if complete else _load_policy(args)  # a wrong --policy is refused before a fleet is made
-    if args.ray_address is not None:
-        workers["ray_address"] = args.ray_address
+    workers |= _ray_options(args)
     with make(env, num_envs, backend=args.backend, on_fault="restart", **workers) as fleet:
         spaces = (fleet.single_observation_space, fleet.single_action_space)
         if complete:

@@ -64,6 +64,17 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "seed": (("--seed",), {"type": natural, "metavar": "N", "help": "seed of the run"}),
     "backend": (("--backend",), {"default": "auto", "metavar": "NAME", "help": "serial, thread, aio, pipe, shm, native, ray …"}),
     "ray_address": (("--ray-address",), {"metavar": "ADDRESS", "help": "for --backend ray: the cluster, auto or HOST:PORT"}),
+    "ray_resources": (
+        ("--ray-resources",),
+        {
+            "metavar": "NAME=AMOUNT,…",
+            "help": "for --backend ray: what each worker needs, e.g. num_cpus=0.5,num_gpus=1 (default: one CPU)",
+        },
+    ),
+    "ray_transport": (
+        ("--ray-transport",),
+        {"metavar": "NAME", "help": "for --backend ray: stream, or call where only Ray's own ports are open (default: stream)"},
+    ),
     "json": (("--json",), {"action": "store_true", "help": "print one JSON object and nothing else"}),
 }
 

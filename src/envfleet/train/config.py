@@ -73,6 +73,12 @@ class PPOConfig:
         None, "forkserver, spawn or fork for process workers; implies backend shm when that is auto"
     )
     ray_address: str | None = _where(None, "for backend ray: the cluster, auto or HOST:PORT, where ray.init was not called")
+    ray_resources: dict[str, Any] = _where(
+        {}, "for backend ray: what each worker needs, e.g. num_cpus=0.5,num_gpus=1; default: one CPU"
+    )
+    ray_transport: Literal["stream", "call"] | None = _where(
+        None, "for backend ray: stream (a connection to each worker, the default) or call, where only Ray's own ports are open"
+    )
     on_fault: Literal["raise", "restart"] = _where(
         "restart",
         "an environment that fails: restart it (its rows are not learned from; after three in a row its slot is quarantined), or raise and stop",

@@ -168,6 +168,8 @@ class PPOTrainer:
             num_workers=config.num_workers,
             start_method=config.start_method,
             ray_address=config.ray_address,
+            resources=config.ray_resources or None,
+            transport=config.ray_transport,
             on_fault=config.on_fault,
             init_timeout_s=config.init_timeout_s,
             reset_timeout_s=config.reset_timeout_s,

@@ -21,6 +21,7 @@ CORE_TESTS = [
     *(f"tests/unit/test_{name}.py" for name in ("core_fleet", "core_life", "core_close", "send_reset")),
     "tests/conformance/test_conformance.py",
     "tests/compiled/test_infos.py",
+    "tests/faults/test_other_threads.py",
 ]
 FLOOR_TESTS = [*CORE_TESTS, "tests/remote/test_server.py", "tests/rollout/test_rollout_datasets.py"]
 

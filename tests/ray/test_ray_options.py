@@ -6,11 +6,14 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import envfleet as ef
+from envfleet.backends.ray_options import RayOptions
+from envfleet.cli.main import main
 from envfleet.errors import BadArgument, KeeperLost, WorkerLost
 from tests.support.system import child_env
 
@@ -39,6 +42,74 @@ def test_what_cannot_be_is_refused_before_ray_is_asked(options: dict[str, Any], 
     last = ran.stderr.strip().splitlines()[-1]
     assert "BadArgument" in last
     assert re.search(said, last), last
+
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+from envfleet.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ray-resources", "num_cpus=-1"], "resources['num_cpus']=-1: give an amount of 0 or more"),
+        (["--ray-resources", "cpu"], "pairs like name=value,other=2 are needed"),
+        (["--ray-transport", "udp"], "transport='udp': choose 'stream' or 'call'"),
+        (["--ray-address", "127.0.0.1:1"], "nobody listens there"),
+        (["--ray-resources", "num_cpus=0.5,gpu_kind=2"], "call ray.init(...) first"),
+    ],
+)
+def test_collect_takes_them_without_pytorch(options: list[str], said: str) -> None:
+    words = ["collect", "CartPole-v1", "--backend", "ray", "--num-envs", "2", "--episodes", "2", *options]
+    ran = subprocess.run([sys.executable, "-c", BLOCKED, *words], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2 and said in ran.stderr.strip().splitlines()[-1], ran.stderr
+
+
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize("transport", ["stream", "call"])
+def test_commands_hand_them_to_the_fleet(transport: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    found: list[RayOptions] = []
+    real = RayOptions.connect
+    monkeypatch.setattr(RayOptions, "connect", lambda options: (found.append(options), real(options))[1])
+    words = [
+        "--backend",
+        "ray",
+        "--num-envs",
+        "2",
+        "--num-workers",
+        "1",
+        "--ray-resources",
+        "num_cpus=0.5",
+        "--ray-transport",
+        transport,
+    ]
+    assert main(["collect", "CartPole-v1", "--episodes", "2", *words]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "CartPole-v1",
+                "--total-steps",
+                "64",
+                "--num-steps",
+                "32",
+                "--quiet",
+                "--out",
+                str(tmp_path / "run"),
+                *words,
+            ]
+        )
+        == 0
+    )
+    assert [(options.resources, options.transport) for options in found] == [({"num_cpus": 0.5}, transport)] * 2
+    assert "used 2" in capsys.readouterr().out
 
 
 def test_its_options_do_not_go_with_other_backends() -> None:

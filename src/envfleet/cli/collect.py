@@ -95,11 +95,7 @@ class _Counted:
 
 def _ray_options(args: argparse.Namespace) -> dict[str, Any]:
     """What was given for backend ray, as arguments of `make`."""
-    given = {"ray_address": args.ray_address, "transport": args.ray_transport}
-    if args.ray_resources is not None:
-        from envfleet.train.settings import parse
-
-        given["resources"] = parse("ray_resources", args.ray_resources, f"--ray-resources {args.ray_resources}")
+    given = {"ray_address": args.ray_address, "resources": args.ray_resources, "transport": args.ray_transport}
     return {name: value for name, value in given.items() if value is not None}
 
 

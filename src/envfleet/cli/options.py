@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from envfleet.util.text import read_pairs
+
 ENV_HELP = 'a Gymnasium id, a short name (tmaze, catch, …) or "module:attribute"'
 
 
@@ -52,6 +54,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def pairs(text: str) -> dict[str, Any]:
+    """A type of argparse: NAME=VALUE, separated by commas."""
+    try:
+        return read_pairs(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: pairs like name=value,other=2 are needed") from None
+
+
 #: Option -> its flags (the old spelling last) and how it is declared.
 _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "env": (("env",), {"metavar": "ENV", "help": ENV_HELP}),
@@ -67,6 +77,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ray_resources": (
         ("--ray-resources",),
         {
+            "type": pairs,
             "metavar": "NAME=AMOUNT,…",
             "help": "for --backend ray: what each worker needs, e.g. num_cpus=0.5,num_gpus=1 (default: one CPU)",
         },

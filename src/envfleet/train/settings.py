@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from envfleet.errors import BadArgument
 from envfleet.train.config import FIELDS, KINDS, SECTIONS, checked, default_of, field_name, kinds_of
 from envfleet.util.extras import from_extra
+from envfleet.util.text import read_pairs
 
 
 def parse(name: str, value: Any, shown: str = "") -> Any:
@@ -94,19 +94,7 @@ def _ints(value: Any) -> tuple[int, ...]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {str(key): part for key, part in value.items()}
-    pairs = [part.partition("=") for part in str(value).split(",") if part]
-    if any(not sign for _, sign, _ in pairs):
-        raise ValueError(value)
-    return {key.strip(): _literal(text.strip()) for key, _, text in pairs}
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    return {str(key): part for key, part in value.items()} if isinstance(value, Mapping) else read_pairs(str(value))
 
 
 _READ: dict[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str, tuple: _ints, dict: _mapping}

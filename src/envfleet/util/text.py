@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 
@@ -53,3 +54,23 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def read_pairs(text: str) -> dict[str, Any]:
+    """Read "name=value,other=2". ValueError for what are no pairs.
+
+    Example:
+        >>> read_pairs("num_cpus=0.5,kind=fast,wide=true")
+        {'num_cpus': 0.5, 'kind': 'fast', 'wide': True}
+    """
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if any(not sign for _, sign, _ in pairs):
+        raise ValueError(text)
+    return {key.strip(): _literal(value.strip()) for key, _, value in pairs}
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)

@@ -153,6 +153,7 @@ class Fleet:
 
     def step(self, actions: Any, copy: bool = True) -> Batch:
         """Step all slots: `send` to all, `recv` of all."""
+        # What surrounds the fast path stands in `step`, `send` and `recv`: a decorator costs 0.1 to 0.2 us, and a call costs 2.
         try:
             if self._begin_plain(actions, self._all) is not None:
                 return self._step_plain(copy)
